@@ -1,0 +1,1 @@
+"""Methods, one folder each, all of one shape; ``catalog`` names them."""

@@ -1,0 +1,1 @@
+"""T1: reinforcement learning for reasoning at scale (arXiv 2501.11651)."""

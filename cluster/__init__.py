@@ -1,0 +1,1 @@
+"""Commands: what users type, and what they read afterwards."""

@@ -1,0 +1,206 @@
+"""The ``heliostat`` command. Results go to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
+
+from algorithms.catalog import CATALOG
+from heliostat.errors import HeliostatError, UsageError
+from heliostat.recipe import Recipe
+from heliostat.workload import Workload, load, resolve
+
+if TYPE_CHECKING:
+    from heliostat.launch import Outcome
+
+OK, FAILED, MISUSED = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+        0 success, 1 the run failed or was stopped before its end, 2 the user's mistake.
+    """
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    try:
+        return options.command(options)
+    except UsageError as error:
+        _complain(error)
+        return MISUSED
+    except HeliostatError as error:
+        _complain(error)
+        return FAILED
+    except KeyboardInterrupt:
+        _complain("left at once; the newest checkpoint stands")
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="heliostat", description="Train with many Ray actors feeding one learner."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(
+        name: str, function: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(command=function)
+        return added
+
+    run = command("run", _run, "start a run")
+    run.add_argument("workload", help="NAME[:RECIPE] or package.module:WORKLOAD[:RECIPE]")
+    run.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe")
+    run.add_argument("--name", help="the run's name; made from workload and time where not given")
+    resume = command("resume", _resume, "continue a run from its newest checkpoint")
+    resume.add_argument("name")
+    for added in (run, resume):
+        added.add_argument("--address", help="a Ray cluster; RAY_ADDRESS, else a local one")
+        added.add_argument("--tensorboard", action="store_true", help="log to TensorBoard too")
+        added.add_argument("--json", action="store_true", help="end with one JSON line")
+
+    command("list", _list, "list workloads and their recipes")
+    runs = command("runs", _runs, "list the runs of a folder")
+    report = command("report", _report, "write a run's report.html and plots")
+    report.add_argument("name")
+    for added in (run, resume, runs, report):
+        added.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run folders")
+    doctor = command("doctor", _doctor, "say what this machine lacks")
+    doctor.add_argument("workload", nargs="?", help="check for this workload and recipe")
+    doctor.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    from heliostat.launch import Order, create
+    from heliostat.run import RunFolder
+
+    workload, recipe, recipe_name = _find(options.workload, options.overrides)
+    moment = time.strftime("%Y%m%d-%H%M%S")
+    name = options.name or f"{workload.name}-{recipe_name}-{moment}"
+    if Path(name).name != name or name.startswith("."):
+        raise UsageError(f"--name: expected a plain folder name, found {name!r}")
+    order = Order(
+        workload=workload,
+        spec=_spec(options.workload),
+        recipe=recipe,
+        folder=RunFolder((options.runs / name).resolve()),
+        address=options.address,
+        tensorboard=options.tensorboard,
+        show_progress=True,
+    )
+    return _finish(create(order), workload, options)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from cluster.registry import open_run
+    from heliostat.launch import Order, resume
+
+    folder = open_run(options.runs.resolve(), options.name)
+    spec = json.loads(folder.record.read_text())["workload"]
+    workload, _ = load(spec, CATALOG)
+    values = yaml.safe_load(folder.recipe.read_text())
+    order = Order(
+        workload=workload,
+        spec=spec,
+        recipe=type(workload.recipe()).from_dict(values),
+        folder=folder,
+        address=options.address,
+        tensorboard=options.tensorboard,
+        show_progress=True,
+    )
+    return _finish(resume(order), workload, options)
+
+
+def _finish(outcome: Outcome, workload: Workload, options: argparse.Namespace) -> int:
+    if options.json:
+        _say(
+            json.dumps(
+                {
+                    "run": outcome.folder.name,
+                    "folder": str(outcome.folder),
+                    "metrics": dict(outcome.metrics),
+                }
+            )
+        )
+    elif not outcome.stopped:
+        for name, value in outcome.metrics.items():
+            _say(f"{name:<32}{value:>12.4f}")
+        _say(
+            f"{workload.name} finished; plots and samples: heliostat report "
+            f"{outcome.folder.name} --runs {outcome.folder.parent}"
+        )
+    return FAILED if outcome.stopped else OK
+
+
+def _list(_: argparse.Namespace) -> int:
+    for name, path in CATALOG.items():
+        workload = cast("Workload", resolve(path))
+        _say(f"{name:<12}{workload.summary}")
+        _say(f"{'':<12}recipes: {', '.join(workload.recipes)}; {workload.paper}")
+    return OK
+
+
+def _runs(options: argparse.Namespace) -> int:
+    from cluster.registry import format_table, summaries
+
+    _say(format_table(summaries(options.runs)))
+    return OK
+
+
+def _report(options: argparse.Namespace) -> int:
+    from cluster.registry import open_run
+    from cluster.report import write_report
+
+    folder = open_run(options.runs.resolve(), options.name)
+    workload, _ = load(json.loads(folder.record.read_text())["workload"], CATALOG)
+    _say(str(write_report(folder, workload)))
+    return OK
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from cluster.doctor import examine, format_findings
+
+    found: Any = (None, None)
+    if options.workload:
+        found = _find(options.workload, options.overrides)[:2]
+    findings = examine(*found)
+    _say(format_findings(findings))
+    return FAILED if any(finding.level == "missing" for finding in findings) else OK
+
+
+def _find(spec: str, overrides: Sequence[str]) -> tuple[Workload, Recipe, str]:
+    """Returns the workload, its recipe with the overrides applied, and the recipe's name."""
+    workload, name = load(spec, CATALOG)
+    recipe = workload.recipe(name).override(*overrides)
+    recipe.check()
+    return workload, recipe, name or next(iter(workload.recipes))
+
+
+def _spec(typed: str) -> str:
+    """Drops the recipe's name from what the user typed."""
+    head, _, rest = typed.partition(":")
+    return head if head in CATALOG else f"{head}:{rest.partition(':')[0]}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _complain(error: object) -> None:
+    sys.stderr.write(f"heliostat: {error}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

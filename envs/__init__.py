@@ -1,0 +1,1 @@
+"""Environments: plain NumPy and Gymnasium, without heliostat and without Ray."""

@@ -1,0 +1,33 @@
+"""The exceptions of the platform: each also inherits a standard type and survives pickling."""
+
+
+class HeliostatError(Exception):
+    """Root of every error that the platform raises on purpose."""
+
+
+class UsageError(HeliostatError, ValueError):
+    """The user's mistake: a bad key, value, file or layout. Commands exit with status 2."""
+
+
+class DeadlineExceeded(HeliostatError, TimeoutError):
+    """A wait ran past its deadline; the message says what it waited for and for how long."""
+
+
+class RoleFailed(HeliostatError, RuntimeError):
+    """A role's own method raised; the message carries role, member, node and its traceback."""
+
+
+class ActorLost(HeliostatError, RuntimeError):
+    """A host actor died and its call could not be repeated."""
+
+
+class RunFailed(HeliostatError, RuntimeError):
+    """A run ended without a result. Commands exit with status 1."""
+
+
+class CheckpointCorrupt(HeliostatError, OSError):
+    """A checkpoint folder lacks its marker, or its files differ from what the marker promises."""
+
+
+class Stopped(HeliostatError):
+    """Raised inside ``train`` after a stop was asked for and the state was saved."""

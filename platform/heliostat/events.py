@@ -1,0 +1,38 @@
+"""The run's diary: starts, deaths, restarts and stops, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class EventLog:
+    """Appends to ``events.jsonl``. Any process of a run may: a line is one atomic append."""
+
+    path: Path
+
+    def add(self, event: str, **details: str | float | None) -> None:
+        """Writes one event with the time in Unix seconds."""
+        line = json.dumps({"time": time.time(), "event": event, **details}) + "\n"
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Returns the events in order; a line torn by a kill is left out."""
+        if not self.path.exists():
+            return []
+        events: list[dict[str, Any]] = []
+        for line in self.path.read_text().splitlines():
+            try:
+                events.append(json.loads(line))
+            except ValueError:
+                continue
+        return events

@@ -1,0 +1,309 @@
+"""Launch: the only place that creates and kills processes, and that makes good their deaths."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heliostat.errors import ActorLost, HeliostatError, RunFailed, Stopped, UsageError
+from heliostat.pool import Pool
+from heliostat.provenance import describe_environment
+from heliostat.recipe import Recipe
+from heliostat.run import Assignment, Run, RunFolder, replace_text
+from heliostat.tracker import Tracker, open_trackers
+from heliostat.workload import Workload, resolve
+
+if TYPE_CHECKING:
+    import torch
+
+    from heliostat.progress import Progress
+
+STOP_GRACE_S = 7.0
+"""Seconds that a stopping run has to save; with Ray's own shutdown it leaves within ten."""
+logger = logging.getLogger("heliostat")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    folder: Path
+    metrics: Mapping[str, float]
+    """Final metrics; empty where the run was stopped."""
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to launch and where."""
+
+    workload: Workload
+    spec: str
+    """How the user named the workload, so that ``resume`` finds it again."""
+    recipe: Recipe
+    folder: RunFolder
+    address: str | None = None
+    tensorboard: bool = False
+    show_progress: bool = False
+
+
+def create(order: Order) -> Outcome:
+    """Starts a new run in a new folder.
+
+    Raises:
+        UsageError: the name is taken, or the layout does not fit the cluster.
+        RunFailed: the method raised, or deaths went past the retry budget.
+    """
+    order.recipe.check()
+    folder = order.folder
+    try:
+        folder.path.mkdir(parents=True)
+    except FileExistsError:
+        raise UsageError(
+            f"the name {folder.name!r} is taken by {folder.path}; choose another with --name, or "
+            f"continue that run with: heliostat resume {folder.name} --runs {folder.path.parent}"
+        ) from None
+    folder.recipe.write_text(order.recipe.to_yaml())
+    record = describe_environment(order.workload, order.spec, order.recipe)
+    folder.record.write_text(json.dumps(record, indent=2))
+    return _run(order)
+
+
+def resume(order: Order) -> Outcome:
+    """Continues a run from its newest whole checkpoint, with the recipe it was started with.
+
+    Raises:
+        UsageError: the run has finished, or is running now.
+        RunFailed: as ``create``.
+    """
+    if order.folder.result.exists():
+        raise UsageError(f"run {order.folder.name!r} has finished; see {order.folder.result}")
+    started = json.loads(order.folder.record.read_text())
+    now = describe_environment(order.workload, order.spec, order.recipe)
+    if now["code"] != started["code"]:
+        logger.warning("the code has changed since the run began; its numbers may differ")
+        order.folder.events.add("code-changed", code=now["code"])
+    order.folder.stop.unlink(missing_ok=True)
+    return _run(order)
+
+
+def _run(order: Order) -> Outcome:
+    folder = order.folder
+    ended: dict[str, BaseException] = {}
+
+    def work() -> None:
+        try:
+            _serve(order)
+        except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
+            ended["error"] = error
+
+    with _locked(folder), _signals(folder) as asked, _progress(order) as display:
+        worker = threading.Thread(target=work, name=f"run-{folder.name}", daemon=True)
+        worker.start()
+        while worker.is_alive():
+            worker.join(0.2)
+            if display is not None:
+                display.poll()
+            if asked and time.monotonic() > asked[0] + STOP_GRACE_S:
+                folder.events.add("killed", reason="did not stop in time")
+                raise RunFailed(
+                    f"{folder.name} did not save within {STOP_GRACE_S:g} s; "
+                    f"its newest checkpoint stands; {_how_to_resume(folder)}"
+                )
+    error = ended.get("error")
+    if isinstance(error, Stopped):
+        folder.events.add("stopped", reason=str(error))
+        logger.warning("%s; %s", error, _how_to_resume(folder))
+        return Outcome(folder.path, {}, stopped=True)
+    if error is not None:
+        folder.events.add("failed", error=type(error).__name__, reason=str(error)[:2000])
+        raise error
+    folder.events.add("finished")
+    return Outcome(folder.path, json.loads(folder.result.read_text()))
+
+
+def _progress(order: Order) -> AbstractContextManager[Progress | None]:
+    if not order.show_progress:
+        return nullcontext()
+    from heliostat.progress import Progress
+
+    return Progress(order.folder.path, order.recipe.total_steps, order.folder.name)
+
+
+def _how_to_resume(folder: RunFolder) -> str:
+    return f"continue with: heliostat resume {folder.name} --runs {folder.path.parent}"
+
+
+@contextmanager
+def _locked(folder: RunFolder) -> Generator[None]:
+    """Holds the run for this process; the system lets go of the lock when the process dies."""
+    with (folder.path / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"run {folder.name!r} is being run by another process") from None
+        yield
+
+
+@contextmanager
+def _signals(folder: RunFolder) -> Generator[list[float]]:
+    """Turns SIGINT and SIGTERM into a request to save and leave; a second one leaves at once.
+
+    Yields:
+        A list that holds the time of the first signal, once there was one.
+    """
+    asked: list[float] = []
+
+    def ask(number: int, _: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(time.monotonic())
+        folder.stop.touch()
+        folder.events.add("stop-asked", signal=signal.Signals(number).name)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _serve(order: Order) -> None:
+    """Runs the learner, with Ray where the layout needs it, until a result or a final error."""
+    layout = order.recipe.layout
+    if not layout.uses_ray:
+        _with_restarts(order, {}, _train_here)
+        return
+    from heliostat.ray_session import check_layout, ray_session
+
+    roles = {name: resolve(path) for name, path in order.workload.roles.items()}
+    with ray_session(order.address):
+        check_layout(layout, {name: role.family for name, role in roles.items()})
+        with _pools(order, roles) as pools:
+            train = _train_on_ray if layout.learners else _train_here
+            _with_restarts(order, pools, train)
+
+
+@contextmanager
+def _pools(order: Order, roles: Mapping[str, type]) -> Generator[dict[str, Pool[Any]]]:
+    from heliostat.ray_pool import RayPool
+
+    families = dict(order.recipe.layout.families())
+    pools: dict[str, RayPool[Any]] = {}
+    try:
+        for name, role in roles.items():
+            hosts = families[role.family]  # pyright: ignore[reportAttributeAccessIssue]
+            if hosts.hosts:
+                pools[name] = RayPool(name, role, order.recipe, hosts, order.folder.events)
+        for pool in pools.values():
+            pool.ready()
+        yield dict(pools)
+    finally:
+        for pool in pools.values():
+            pool.close()
+
+
+def _with_restarts(
+    order: Order, pools: Mapping[str, Pool[Any]], train: Callable[[Assignment], None]
+) -> None:
+    """Trains until done, again from the last checkpoint after each death within the budget.
+
+    The attempt's number is a fence: a rank of an older attempt that outlives its controller
+    finds a newer number at its next report and leaves without writing.
+    """
+    budget = order.recipe.layout.max_restarts
+    folder = order.folder
+    first = int(folder.attempt.read_text()) + 1 if folder.attempt.exists() else 1
+    for death in range(budget + 1):
+        assignment = Assignment(
+            order.workload, order.recipe, folder, first + death, pools, order.tensorboard
+        )
+        replace_text(folder.attempt, str(assignment.attempt))
+        folder.events.add("attempt", number=assignment.attempt)
+        try:
+            train(assignment)
+        except Death as error:
+            folder.events.add("learner-lost", reason=str(error)[:2000])
+            if death == budget:
+                raise RunFailed(
+                    f"the learner died {budget + 1} times, more than layout.max_restarts={budget} "
+                    f"allows; {_how_to_resume(folder)}\n{error}"
+                ) from error
+            logger.warning("the learner died and starts again from its last checkpoint: %s", error)
+            time.sleep(min(30.0, 2.0**death))
+        else:
+            return
+
+
+class Death(HeliostatError, RuntimeError):
+    """A process of the run died through no fault of the method."""
+
+
+def _train_here(assignment: Assignment) -> None:
+    import torch
+
+    torch.set_num_threads(max(1, int(assignment.recipe.layout.learner_cpus)))
+    try:
+        train_rank(assignment, rank=0, world=1, device=None)
+    except ActorLost as error:
+        raise Death(str(error)) from error
+
+
+def _train_on_ray(assignment: Assignment) -> None:
+    from heliostat.ray_train import fit
+
+    fit(assignment)
+
+
+def train_rank(assignment: Assignment, rank: int, world: int, device: torch.device | None) -> None:
+    """Runs the method's ``train`` on one rank; rank 0 tracks, and writes the final metrics."""
+    folder = assignment.folder
+    tracker = _tracker(assignment) if rank == 0 else _Silent()
+    run = Run[Recipe](assignment, tracker, rank, world, device)
+    try:
+        metrics = resolve(assignment.workload.train)(run)
+    except BaseException:
+        tracker.finish(1)
+        raise
+    tracker.finish(0)
+    if rank == 0:
+        replace_text(folder.result, json.dumps(dict(metrics), indent=2))
+
+
+class _Silent:
+    """Tracks nothing: the ranks but the first."""
+
+    def log(self, metrics: object, step: int) -> None: ...
+    def log_table(self, name: str, columns: object, rows: object, step: int) -> None: ...
+    def log_histogram(self, name: str, values: object, step: int) -> None: ...
+    def log_figure(self, name: str, figure: object, step: int) -> None: ...
+    def rewind(self, step: int) -> None: ...
+    def finish(self, exit_code: int = 0) -> None: ...
+
+
+def _tracker(assignment: Assignment) -> Tracker:
+    folder = assignment.folder
+    record = json.loads(folder.record.read_text())
+    return open_trackers(
+        folder.path,
+        run_id=record["id"],
+        name=folder.name,
+        group=record["workload"],
+        job_type="train",
+        config={**assignment.recipe.to_dict(), "code": record["code"]},
+        wandb=None,
+        tensorboard=assignment.tensorboard,
+    )

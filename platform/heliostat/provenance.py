@@ -1,0 +1,59 @@
+"""What a run was made of: code, versions and hardware, written beside its recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import time
+import uuid
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from heliostat.recipe import Recipe
+from heliostat.workload import OWN_PACKAGES, Workload
+
+_LIBRARIES = ("heliostat", "ray", "torch", "transformers", "numpy", "gymnasium", "mujoco", "wandb")
+
+
+def describe_environment(workload: Workload, spec: str, recipe: Recipe) -> dict[str, Any]:
+    """Returns a JSON-ready record; it holds no path, host name, user name or variable."""
+    return {
+        "id": uuid.uuid4().hex[:12],
+        "workload": spec,
+        "fingerprint": recipe.fingerprint(),
+        "created": time.time(),
+        "code": code_hash(workload),
+        "python": platform.python_version(),
+        "versions": {name: found for name in _LIBRARIES if (found := _version(name))},
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+    }
+
+
+def code_hash(workload: Workload) -> str:
+    """Returns 16 hex digits over every Python source of our packages and the workload's own."""
+    packages = {*OWN_PACKAGES, workload.train.partition(".")[0].partition(":")[0]}
+    total = hashlib.sha256()
+    for package in sorted(packages):
+        found = importlib.util.find_spec(package)
+        if found is None or found.origin is None:
+            continue
+        origin = Path(found.origin)
+        sources = [origin] if origin.name != "__init__.py" else sorted(origin.parent.rglob("*.py"))
+        for source in sources:
+            total.update(str(source.relative_to(origin.parent)).encode())
+            total.update(source.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,279 @@
+"""Recipes: every number of a run, in one frozen record that is checked before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self, cast, get_type_hints
+
+import yaml
+from annotated_types import Ge
+from pydantic import TypeAdapter, ValidationError
+
+from heliostat.errors import UsageError
+
+Family = Literal["data", "environment", "evaluation"]
+"""The three families of shared actors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosts:
+    """The actors of one role family: ``members`` logical copies carried by ``hosts`` actors."""
+
+    hosts: Annotated[int, Ge(0)] = 0
+    """Ray actors; 0 keeps the members inside the learner's process."""
+    members: Annotated[int, Ge(1)] = 1
+    """Logical members, at least one a host; host h carries those with m * hosts // members == h."""
+    cpus: Annotated[float, Ge(0)] = 1.0
+    """CPUs reserved by each host; 0 shares whatever is idle."""
+    gpus: Annotated[float, Ge(0)] = 0.0
+    """GPUs reserved by each host."""
+
+    @property
+    def num_members(self) -> int:
+        """Logical members in all."""
+        return max(self.members, self.hosts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Where a run's processes live. It knows no method."""
+
+    learners: Annotated[int, Ge(0)] = 0
+    """Learner ranks under Ray Train; 0 runs the learner in the launching process."""
+    min_learners: Annotated[int, Ge(1)] | None = None
+    """Set to let Ray Train go on with fewer ranks while nodes are missing (elastic)."""
+    learner_cpus: Annotated[float, Ge(0)] = 1.0
+    """CPUs reserved by each rank; also its number of torch threads."""
+    learner_gpus: Annotated[float, Ge(0)] = 0.0
+    """GPUs reserved by each rank."""
+    parallelism: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
+    """How several ranks share one model."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Type of the learner's matrix products; weights stay float32."""
+    data: Hosts = Hosts()
+    environment: Hosts = Hosts()
+    evaluation: Hosts = Hosts()
+    start_deadline_s: Annotated[float, Ge(1)] = 180.0
+    """Longest wait for actors and learners to start, in seconds."""
+    call_deadline_s: Annotated[float, Ge(1)] = 900.0
+    """Longest wait for one call on a pool, in seconds."""
+    max_restarts: Annotated[int, Ge(0)] = 3
+    """Deaths that are made good before a run fails: of learners together, and of each host."""
+
+    def __post_init__(self) -> None:
+        """Refuses an elastic minimum above the wanted number of learners."""
+        if self.min_learners is not None and self.min_learners > self.learners:
+            raise UsageError(
+                f"layout.min_learners: expected at most layout.learners={self.learners}, "
+                f"found {self.min_learners}; lower it or ask for more learners"
+            )
+
+    @property
+    def uses_ray(self) -> bool:
+        """Whether any part of the layout needs a Ray cluster."""
+        return self.learners > 0 or any(hosts.hosts for _, hosts in self.families())
+
+    def families(self) -> Iterable[tuple[Family, Hosts]]:
+        """Yields each role family with its actors."""
+        yield "data", self.data
+        yield "environment", self.environment
+        yield "evaluation", self.evaluation
+
+    @classmethod
+    def in_process(cls) -> Self:
+        """Everything in one process, no Ray: for tests and debuggers."""
+        return cls()
+
+    @classmethod
+    def laptop(cls) -> Self:
+        """One learner and one environment host on two cores; data and evaluation use idle time."""
+        return cls(
+            learners=1,
+            data=Hosts(hosts=1, cpus=0),
+            environment=Hosts(hosts=1),
+            evaluation=Hosts(hosts=1, cpus=0),
+        )
+
+    @classmethod
+    def one_gpu(cls) -> Self:
+        """Learner and environments share one GPU; data and evaluation stay on CPUs."""
+        return cls(
+            learners=1,
+            learner_gpus=0.5,
+            precision="bfloat16",
+            data=Hosts(hosts=1),
+            environment=Hosts(hosts=1, gpus=0.4),
+            evaluation=Hosts(hosts=1, gpus=0.1),
+        )
+
+    @classmethod
+    def cluster(cls) -> Self:
+        """Eight sharded learners and eight environment hosts, one GPU each."""
+        return cls(
+            learners=8,
+            min_learners=4,
+            learner_cpus=4,
+            learner_gpus=1,
+            parallelism="fsdp",
+            precision="bfloat16",
+            data=Hosts(hosts=2),
+            environment=Hosts(hosts=8, members=8, cpus=4, gpus=1),
+            evaluation=Hosts(hosts=2, members=2, cpus=2, gpus=1),
+        )
+
+
+_PRESETS = {
+    "in_process": Layout.in_process,
+    "laptop": Layout.laptop,
+    "one_gpu": Layout.one_gpu,
+    "cluster": Layout.cluster,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """Base of every method's recipe; a method adds its own numbers as fields.
+
+    Fields state their range in the type, ``lr: Annotated[float, Gt(0)]``, and a method's
+    ``__post_init__`` refuses combinations that no single range can express.
+    """
+
+    steps: Annotated[int, Ge(0)]
+    """Optimisation steps of the method's main loop."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Root of every random stream of the run."""
+    layout: Layout = field(default_factory=Layout.in_process)
+    """Processes and resources."""
+    checkpoint_every: Annotated[int, Ge(1)] = 100
+    """Steps between two checkpoints."""
+    keep_checkpoints: Annotated[int, Ge(1)] = 2
+    """Checkpoints kept by the run's metric; the newest is always kept beside them."""
+
+    @property
+    def total_steps(self) -> int:
+        """Steps over all phases of the run, for progress and time left."""
+        return self.steps
+
+    def check(self) -> None:
+        """Refuses what only the machine can tell, such as a missing file, before a run starts.
+
+        Raises:
+            UsageError: what is missing, where, and what to do.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns nested plain values that YAML and JSON can hold."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Builds a checked recipe from nested plain values; strings are read by a field's type.
+
+        Raises:
+            UsageError: an unknown key (with the nearest valid one), a value of the wrong type or
+                outside its range, or a combination that the recipe refuses.
+        """
+        known = cls.keys()
+        for key in _leaf_keys(values):
+            if key not in known and not any(name.startswith(key + ".") for name in known):
+                raise UsageError(nearest(key, known))
+        try:
+            return TypeAdapter(cls).validate_python(dict(values))
+        except ValidationError as error:
+            raise UsageError("\n".join(_explain(item) for item in error.errors())) from None
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """Returns every key that ``override`` accepts, dotted, in the order of definition."""
+        return list(_field_keys(cls))
+
+    def override(self, *assignments: str) -> Self:
+        """Returns a copy with ``key=value`` assignments applied, each parsed by its field's type.
+
+        ``layout=NAME`` takes a preset: in_process, laptop, one_gpu or cluster.
+
+        Raises:
+            UsageError: as ``from_dict``, and for an assignment without ``=``.
+
+        Example:
+            ``recipe.override("steps=20", "layout.learners=2", "layout.environment.hosts=4")``
+        """
+        values = self.to_dict()
+        for assignment in assignments:
+            key, equals, text = assignment.partition("=")
+            if not equals:
+                raise UsageError(f"expected key=value, found {assignment!r}; write it as key=value")
+            if key not in self.keys() and key != "layout":
+                raise UsageError(nearest(key, self.keys()))
+            *parents, leaf = key.split(".")
+            target = values
+            for parent in parents:
+                target = target[parent]
+            target[leaf] = _preset(text) if key == "layout" else _plain(text)
+        return type(self).from_dict(values)
+
+    def fingerprint(self) -> str:
+        """Returns 16 hex digits that change with any value of the recipe."""
+        read = type(self).from_dict(self.to_dict())  # so that 1 and 1.0 agree where they are equal
+        text = json.dumps(read.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_yaml(self) -> str:
+        """Returns the recipe as YAML, keys in the order of definition."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
+
+def _plain(text: str) -> object:
+    """Reads the text of an override: YAML for lists and null, the text itself for the rest."""
+    if text == "null" or text.startswith(("[", "{")):
+        return yaml.safe_load(text)
+    return text
+
+
+def _preset(name: str) -> dict[str, Any]:
+    if name not in _PRESETS:
+        raise UsageError(nearest(name, list(_PRESETS), "layout preset"))
+    return dataclasses.asdict(_PRESETS[name]())
+
+
+def _field_keys(cls: type, prefix: str = "") -> Iterable[str]:
+    types = get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        nested = types[item.name]
+        if dataclasses.is_dataclass(nested):
+            yield from _field_keys(cast("type", nested), f"{prefix}{item.name}.")
+        else:
+            yield prefix + item.name
+
+
+def _leaf_keys(values: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaf_keys(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def nearest(name: str, known: list[str], what: str = "key") -> str:
+    """Returns a message that refuses ``name`` and offers the nearest of the ``known`` ones."""
+
+    def likeness(key: str) -> float:
+        pairs = ((name, key), (name.rpartition(".")[2], key.rpartition(".")[2]))
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+    best = max(known, key=likeness, default=None)
+    if best is None or likeness(best) < 0.6:
+        return f"unknown {what} {name!r}; expected one of: {', '.join(known)}"
+    return f"unknown {what} {name!r}; did you mean {best!r}?"
+
+
+def _explain(error: Mapping[str, Any]) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    return f"{key}: {error['msg'][0].lower()}{error['msg'][1:]}, found {error['input']!r}"

@@ -1,0 +1,236 @@
+"""The run: all that a method's ``train`` receives, and the only door to the platform from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from heliostat import checkpoint
+from heliostat.checkpoint import State
+from heliostat.errors import Stopped
+from heliostat.events import EventLog
+from heliostat.pool import LocalPool, Member, Pool
+from heliostat.recipe import Recipe
+from heliostat.seeding import derive
+from heliostat.tracker import Tracker
+from heliostat.workload import Workload, resolve
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from heliostat.learner import Learner
+
+RecipeT = TypeVar("RecipeT", bound=Recipe)
+RoleT = TypeVar("RoleT")
+ModuleT = TypeVar("ModuleT", bound="nn.Module")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """What a run leaves behind, and where."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def recipe(self) -> Path:
+        """The resolved recipe, YAML."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def record(self) -> Path:
+        """What was launched, when and on what: workload, versions, hardware, code hash."""
+        return self.path / "environment.json"
+
+    @property
+    def result(self) -> Path:
+        """The final metrics, written when the run has finished."""
+        return self.path / "result.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def stop(self) -> Path:
+        """Exists while the run is asked to save and leave."""
+        return self.path / "stop"
+
+    @property
+    def attempt(self) -> Path:
+        """Number of the attempt that may write; an older one that still lives must not."""
+        return self.path / "attempt"
+
+    @property
+    def events(self) -> EventLog:
+        """The run's diary."""
+        return EventLog(self.path / "events.jsonl")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a small file so that a reader finds the old text or the new, never a part."""
+    partial = path.with_name(path.name + ".new")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the launcher hands to every learner rank."""
+
+    workload: Workload
+    recipe: Recipe
+    folder: RunFolder
+    attempt: int
+    pools: Mapping[str, Pool[Any]]
+    """Pools of Ray actors by name; the others are made in the rank's own process."""
+    tensorboard: bool
+
+
+class Run(Generic[RecipeT]):
+    """One rank's view of a run."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        tracker: Tracker,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
+        import torch
+
+        self.recipe: RecipeT = cast("RecipeT", assignment.recipe)
+        self.rank = rank
+        """This process's place among the learners, from 0."""
+        self.world = world
+        """How many learners there are."""
+        self.device = device or torch.device("cpu")
+        self.tracker = tracker
+        """For tables, figures and histograms; metrics go through ``report``."""
+        self.folder = assignment.folder
+        self._workload = assignment.workload
+        self._attempt = assignment.attempt
+        self._pools = dict(assignment.pools)
+        self._names = {resolve(path): name for name, path in self._workload.roles.items()}
+        self._phases: dict[str, float] = {}
+        self._score: float | None = None
+        self._last_report = time.perf_counter()
+
+    def pool(self, role: type[RoleT]) -> Pool[RoleT]:
+        """Returns the pool of a role that the workload declares.
+
+        Raises:
+            KeyError: the workload declares no such role.
+        """
+        if role not in self._names:
+            raise KeyError(
+                f"{role.__module__}:{role.__qualname__} is no role of workload "
+                f"{self._workload.name!r}; add it to Workload.roles {dict(self._workload.roles)}"
+            )
+        name = self._names[role]
+        if name not in self._pools:
+            hosts = dict(self.recipe.layout.families())[cast("Any", role).family]
+            make = cast("Callable[[Any, Member], RoleT]", role)
+            self._pools[name] = LocalPool(name, make, self.recipe, hosts.num_members)
+        return self._pools[name]
+
+    def learner(
+        self,
+        model: ModuleT,
+        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+    ) -> Learner[ModuleT]:
+        """Returns the model prepared for this layout's ranks, device and precision."""
+        from heliostat.learner import Learner
+
+        return Learner(model, optimizer, self.recipe.layout, self.device, self.world)
+
+    def seed(self, *path: str | int) -> int:
+        """Returns the seed in [0, 2**63) of the run's stream ``path``, equal on every rank."""
+        return derive(self.recipe.seed, *path)
+
+    def restore(self) -> State | None:
+        """Returns the newest whole checkpoint's state, or None where the run is new.
+
+        What was logged after that checkpoint is forgotten, since it will be logged again.
+        """
+        found = checkpoint.latest(self.folder.checkpoints)
+        step, state = found or (-1, None)
+        if self.rank == 0:
+            self.tracker.rewind(step)
+            self.folder.events.add("restored" if found else "began", step=step)
+        return state
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is due after ``step``: every ``checkpoint_every`` and at the end."""
+        return step % self.recipe.checkpoint_every == 0 or step == self.recipe.total_steps
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        """Times a part of a step; the next report carries it as ``perf/<name>_s``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            self._phases[name] = self._phases.get(name, 0.0) + spent
+
+    def report(self, step: int, metrics: Mapping[str, float], state: Callable[[], State]) -> None:
+        """Logs the step's metrics; saves ``state()`` where due or where a stop was asked for.
+
+        Every rank calls it after every step, so that ``state`` may gather over ranks.
+
+        Args:
+            step: steps done so far, over all phases.
+            metrics: floats by name, such as ``train/loss``; rank 0's are logged.
+            state: makes the tree that ``restore`` will return; called only when needed.
+
+        Raises:
+            Stopped: the state was saved and the run must end here.
+        """
+        stop = self._must_stop()
+        if self.rank == 0:
+            now = time.perf_counter()
+            timed = {f"perf/{name}_s": spent for name, spent in self._phases.items()}
+            timed["perf/step_s"] = now - self._last_report
+            self._last_report = now
+            self.tracker.log({**metrics, **timed}, step)
+        self._phases.clear()
+        if self._workload.score is not None:
+            self._score = metrics.get(self._workload.score, self._score)
+        if stop or self.due(step):
+            self._save(step, state())
+        if stop:
+            raise Stopped(f"stopped after step {step}, whose checkpoint is saved")
+
+    def _save(self, step: int, state: State) -> None:
+        if self.rank == 0:
+            path = checkpoint.save(self.folder.checkpoints, step, state, self._score)
+            checkpoint.prune(self.folder.checkpoints, self.recipe.keep_checkpoints)
+            self.folder.events.add("saved", step=step, path=path.name)
+
+    def _must_stop(self) -> bool:
+        """Rank 0 looks at the run folder and tells the other ranks what it saw."""
+        import torch
+        from torch import distributed
+
+        stop = False
+        if self.rank == 0:
+            if int(self.folder.attempt.read_text()) != self._attempt:
+                raise Stopped(f"attempt {self._attempt} was replaced by a newer one")
+            stop = self.folder.stop.exists()
+        if self.world > 1:
+            flag = torch.tensor(int(stop), device=self.device)
+            distributed.broadcast(flag, src=0)
+            stop = bool(flag.item())
+        return stop

@@ -1,0 +1,129 @@
+"""Recipes: what goes in is checked, what comes out goes in again unchanged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import pytest
+import yaml
+from annotated_types import Gt, Le
+from hypothesis import given
+from hypothesis import strategies as st
+
+from heliostat.errors import UsageError
+from heliostat.recipe import Hosts, Layout, Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Penalties:
+    overlong: bool = False
+    ngram: Annotated[int, Gt(0)] = 9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Numbers(Recipe):
+    lr: Annotated[float, Gt(0), Le(1)] = 0.1
+    norm: Literal["token", "sequence"] = "token"
+    budgets: tuple[int, ...] = (1, 2)
+    data_file: str = ""
+    penalties: Penalties = Penalties()
+
+    def __post_init__(self) -> None:
+        if self.norm == "sequence" and self.lr > 0.5:
+            raise UsageError(f"lr: expected at most 0.5 with norm=sequence, found {self.lr}")
+
+
+recipes = st.builds(
+    Numbers,
+    steps=st.integers(0, 10**9),
+    seed=st.integers(0, 2**63),
+    lr=st.floats(1e-9, 0.5),
+    norm=st.sampled_from(["token", "sequence"]),
+    budgets=st.lists(st.integers()).map(tuple),
+    data_file=st.text(),
+    layout=st.sampled_from([Layout.in_process(), Layout.laptop(), Layout.cluster()]),
+)
+
+
+@given(recipes)
+def test_a_recipe_survives_dict_and_yaml(recipe: Numbers) -> None:
+    assert Numbers.from_dict(recipe.to_dict()) == recipe
+    assert Numbers.from_dict(yaml.safe_load(recipe.to_yaml())) == recipe
+
+
+@given(recipes, recipes)
+def test_fingerprints_agree_exactly_when_recipes_do(one: Numbers, other: Numbers) -> None:
+    assert (one.fingerprint() == other.fingerprint()) == (one == other)
+    assert one.fingerprint() == Numbers.from_dict(one.to_dict()).fingerprint()
+
+
+@given(recipes)
+def test_overriding_every_scalar_with_its_own_text_changes_nothing(recipe: Numbers) -> None:
+    texts = [f"steps={recipe.steps}", f"lr={recipe.lr!r}", f"norm={recipe.norm}"]
+    texts += [f"layout.learners={recipe.layout.learners}", f"data_file={recipe.data_file}"]
+    texts += [f"budgets={list(recipe.budgets)}", f"penalties.ngram={recipe.penalties.ngram}"]
+    if not recipe.data_file.startswith(("[", "{")) and recipe.data_file != "null":
+        assert recipe.override(*texts) == recipe
+
+
+def test_an_override_is_read_by_its_fields_type() -> None:
+    changed = Numbers(steps=1).override(
+        "steps=20", "layout.environment.hosts=4", "penalties.overlong=true", "data_file=7"
+    )
+    assert changed.steps == 20
+    assert changed.layout.environment == Hosts(hosts=4)
+    assert changed.penalties == Penalties(overlong=True)
+    assert changed.data_file == "7"
+
+
+def test_a_layout_preset_can_be_chosen_and_changed_in_one_command() -> None:
+    changed = Numbers(steps=1).override("layout=laptop", "layout.learners=2")
+    assert changed.layout == replace(Layout.laptop(), learners=2)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("stepz=3", "unknown key 'stepz'; did you mean 'steps'"),
+        ("layout.learner=2", "did you mean 'layout.learners'"),
+        ("hosts=2", "did you mean 'layout."),
+        ("ngrm=2", "did you mean 'penalties.ngram'"),
+        ("layout=lap", "unknown layout preset 'lap'; did you mean 'laptop'"),
+        ("layout.data=3", "unknown key 'layout.data'"),
+        ("steps", "expected key=value, found 'steps'"),
+        ("steps=x", "steps: .*valid integer.*found 'x'"),
+        ("steps=-1", "steps: .*greater than or equal to 0, found '-1'"),
+        ("lr=0", "lr: .*greater than 0"),
+        ("lr=2", "lr: .*less than or equal to 1"),
+        ("lr=nan", "lr: "),
+        ("norm=word", "norm: .*'token' or 'sequence', found 'word'"),
+        ("penalties.overlong=perhaps", "penalties.overlong: .*boolean"),
+        ("layout.environment.hosts=-2", "layout.environment.hosts: .*found '-2'"),
+    ],
+)
+def test_a_bad_override_is_refused_with_the_remedy(assignment: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Numbers(steps=1).override(assignment)
+
+
+def test_a_combination_that_a_method_forbids_is_refused_in_its_own_words() -> None:
+    with pytest.raises(
+        UsageError, match="^lr: expected at most 0.5 with norm=sequence, found 0.9$"
+    ):
+        Numbers(steps=1).override("norm=sequence", "lr=0.9")
+
+
+def test_an_elastic_minimum_above_the_wish_is_refused() -> None:
+    with pytest.raises(UsageError, match="expected at most layout.learners=2, found 3"):
+        Numbers(steps=1).override("layout.learners=2", "layout.min_learners=3")
+
+
+def test_a_file_with_a_missing_key_is_refused() -> None:
+    with pytest.raises(UsageError, match="steps: field required"):
+        Numbers.from_dict({"seed": 1})
+
+
+def test_a_member_count_covers_every_host() -> None:
+    assert Hosts(hosts=4, members=2).num_members == 4
+    assert Hosts(hosts=2, members=20).num_members == 20
