@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +77,12 @@ def create(order: Order) -> Outcome:
     folder.recipe.write_text(order.recipe.to_yaml())
     record = describe_environment(order.workload, order.spec, order.recipe)
     folder.record.write_text(json.dumps(record, indent=2))
-    return _run(order)
+    try:
+        return _run(order)
+    except UsageError:
+        if not folder.attempt.exists():  # nothing has run: the name is free again
+            shutil.rmtree(folder.path)
+        raise
 
 
 def resume(order: Order) -> Outcome:
@@ -92,43 +99,52 @@ def resume(order: Order) -> Outcome:
     if now["code"] != started["code"]:
         logger.warning("the code has changed since the run began; its numbers may differ")
         order.folder.events.add("code-changed", code=now["code"])
-    order.folder.stop.unlink(missing_ok=True)
     return _run(order)
 
 
 def _run(order: Order) -> Outcome:
     folder = order.folder
-    ended: dict[str, BaseException] = {}
+    with _locked(folder):
+        folder.stop.unlink(missing_ok=True)
+        try:
+            with _pools(order) as pools, _signals(folder) as asked, _progress(order) as display:
+                _supervise(order, pools, asked, display)
+        except Stopped as stopped:
+            folder.events.add("stopped", reason=str(stopped))
+            logger.warning("%s; %s", stopped, _how_to_resume(folder))
+            return Outcome(folder.path, {}, stopped=True)
+        except BaseException as error:
+            folder.events.add("failed", error=type(error).__name__, reason=str(error)[:2000])
+            raise
+        folder.events.add("finished")
+        return Outcome(folder.path, json.loads(folder.result.read_text()))
+
+
+def _supervise(
+    order: Order, pools: Mapping[str, Pool[Any]], asked: list[float], display: Progress | None
+) -> None:
+    """Trains in a thread of its own, so that this one can show progress and honour signals."""
+    failure: list[BaseException] = []
 
     def work() -> None:
         try:
-            _serve(order)
+            _train(order, pools)
         except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
-            ended["error"] = error
+            failure.append(error)
 
-    with _locked(folder), _signals(folder) as asked, _progress(order) as display:
-        worker = threading.Thread(target=work, name=f"run-{folder.name}", daemon=True)
-        worker.start()
-        while worker.is_alive():
-            worker.join(0.2)
-            if display is not None:
-                display.poll()
-            if asked and time.monotonic() > asked[0] + STOP_GRACE_S:
-                folder.events.add("killed", reason="did not stop in time")
-                raise RunFailed(
-                    f"{folder.name} did not save within {STOP_GRACE_S:g} s; "
-                    f"its newest checkpoint stands; {_how_to_resume(folder)}"
-                )
-    error = ended.get("error")
-    if isinstance(error, Stopped):
-        folder.events.add("stopped", reason=str(error))
-        logger.warning("%s; %s", error, _how_to_resume(folder))
-        return Outcome(folder.path, {}, stopped=True)
-    if error is not None:
-        folder.events.add("failed", error=type(error).__name__, reason=str(error)[:2000])
-        raise error
-    folder.events.add("finished")
-    return Outcome(folder.path, json.loads(folder.result.read_text()))
+    worker = threading.Thread(target=work, name=f"run-{order.folder.name}", daemon=True)
+    worker.start()
+    while worker.is_alive():
+        worker.join(0.2)
+        if display is not None:
+            display.poll()
+        if asked and time.monotonic() > asked[0] + STOP_GRACE_S:
+            raise RunFailed(
+                f"{order.folder.name} did not save within {STOP_GRACE_S:g} s; its newest "
+                f"checkpoint stands; {_how_to_resume(order.folder)}"
+            )
+    if failure:
+        raise failure[0]
 
 
 def _progress(order: Order) -> AbstractContextManager[Progress | None]:
@@ -181,53 +197,46 @@ def _signals(folder: RunFolder) -> Generator[list[float]]:
             signal.signal(number, handler)
 
 
-def _serve(order: Order) -> None:
-    """Runs the learner, with Ray where the layout needs it, until a result or a final error."""
+@contextmanager
+def _pools(order: Order) -> Generator[Mapping[str, Pool[Any]]]:
+    """Connects to Ray where the layout needs it and starts its host actors; ends both."""
     layout = order.recipe.layout
     if not layout.uses_ray:
-        _with_restarts(order, {}, _train_here)
+        yield {}
         return
     from heliostat.ray_session import check_layout, ray_session
 
     roles = {name: resolve(path) for name, path in order.workload.roles.items()}
-    with ray_session(order.address):
-        check_layout(layout, {name: role.family for name, role in roles.items()})
-        with _pools(order, roles) as pools:
-            train = _train_on_ray if layout.learners else _train_here
-            _with_restarts(order, pools, train)
+    families = dict(layout.families())
+    hosts = {name: families[role.family] for name, role in roles.items()}
+    check = partial(check_layout, layout, hosts)
+    with ray_session(order.address, check):
+        from heliostat.ray_pool import RayPool
+
+        pools: dict[str, RayPool[Any]] = {}
+        try:
+            for name, role in roles.items():
+                if hosts[name].hosts:
+                    events = order.folder.events
+                    pools[name] = RayPool(name, role, order.recipe, hosts[name], events)
+            for pool in pools.values():
+                pool.ready()
+            yield dict(pools)
+        finally:
+            for pool in pools.values():
+                pool.close()
 
 
-@contextmanager
-def _pools(order: Order, roles: Mapping[str, type]) -> Generator[dict[str, Pool[Any]]]:
-    from heliostat.ray_pool import RayPool
-
-    families = dict(order.recipe.layout.families())
-    pools: dict[str, RayPool[Any]] = {}
-    try:
-        for name, role in roles.items():
-            hosts = families[role.family]  # pyright: ignore[reportAttributeAccessIssue]
-            if hosts.hosts:
-                pools[name] = RayPool(name, role, order.recipe, hosts, order.folder.events)
-        for pool in pools.values():
-            pool.ready()
-        yield dict(pools)
-    finally:
-        for pool in pools.values():
-            pool.close()
-
-
-def _with_restarts(
-    order: Order, pools: Mapping[str, Pool[Any]], train: Callable[[Assignment], None]
-) -> None:
+def _train(order: Order, pools: Mapping[str, Pool[Any]]) -> None:
     """Trains until done, again from the last checkpoint after each death within the budget.
 
     The attempt's number is a fence: a rank of an older attempt that outlives its controller
     finds a newer number at its next report and leaves without writing.
     """
-    budget = order.recipe.layout.max_restarts
-    folder = order.folder
+    layout, folder = order.recipe.layout, order.folder
+    train = _train_on_ray if layout.learners else _train_here
     first = int(folder.attempt.read_text()) + 1 if folder.attempt.exists() else 1
-    for death in range(budget + 1):
+    for death in range(layout.max_restarts + 1):
         assignment = Assignment(
             order.workload, order.recipe, folder, first + death, pools, order.tensorboard
         )
@@ -237,15 +246,15 @@ def _with_restarts(
             train(assignment)
         except Death as error:
             folder.events.add("learner-lost", reason=str(error)[:2000])
-            if death == budget:
-                raise RunFailed(
-                    f"the learner died {budget + 1} times, more than layout.max_restarts={budget} "
-                    f"allows; {_how_to_resume(folder)}\n{error}"
-                ) from error
             logger.warning("the learner died and starts again from its last checkpoint: %s", error)
-            time.sleep(min(30.0, 2.0**death))
+            last = error
         else:
             return
+        time.sleep(min(30.0, 2.0**death))
+    raise RunFailed(
+        f"the learner died {layout.max_restarts + 1} times, more than layout.max_restarts="
+        f"{layout.max_restarts} allows; {_how_to_resume(folder)}\n{last}"
+    )
 
 
 class Death(HeliostatError, RuntimeError):

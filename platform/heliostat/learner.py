@@ -101,5 +101,5 @@ class Learner(Generic[ModuleT]):
 
     def weights(self, version: int) -> Weights:
         """Snapshots the model for the actors, gathering shards where there are any."""
-        whole = get_model_state_dict(self.model, options=_FULL)
+        whole = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
         return Weights.of_tensors(cast("dict[str, torch.Tensor]", whole), version)

@@ -6,39 +6,53 @@ import logging
 import os
 import secrets
 import shutil
+import sys
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+from heliostat.errors import RunFailed, UsageError
+from heliostat.recipe import Hosts, Layout
+
+if "ray" not in sys.modules:
+    # Ray reads this once, when it is imported; without it an explicit address never sends a token.
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
 import ray
+import torch
+from ray.exceptions import AuthenticationError
 
-from heliostat.errors import UsageError
-from heliostat.recipe import Layout
-
-logger = logging.getLogger("heliostat")
+Nodes = Sequence[Mapping[str, float]]
+"""Resources of each node, such as ``{"CPU": 8, "GPU": 1}``."""
 
 
 @contextmanager
-def ray_session(address: str | None) -> Generator[None]:
+def ray_session(address: str | None, check: Callable[[Nodes], None]) -> Generator[None]:
     """Connects to Ray for the length of a run.
 
     An existing connection is used as it is. Otherwise ``address``, or the RAY_ADDRESS variable,
     names a cluster; with neither, a private local Ray is started with a token and a temporary
     folder of its own, and stopped at the end. Other Ray processes on the host are not touched.
 
+    Args:
+        address: a cluster's address, or None.
+        check: called with the nodes, before a local Ray is started; raises to refuse them.
+
     Raises:
-        UsageError: the address cannot be reached.
+        UsageError: the address cannot be reached, or what ``check`` raises.
     """
     if ray.is_initialized():
+        check(_nodes())
         yield
         return
     address = address or os.environ.get("RAY_ADDRESS")
+    if address is None:
+        check([{"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}])
     folder = None if address else tempfile.mkdtemp(prefix="heliostat-")
     try:
-        with _token(local=address is None):
-            _connect(address, folder)
+        _connect(address, folder)
+        check(_nodes())
         yield
     finally:
         ray.shutdown()
@@ -46,32 +60,24 @@ def ray_session(address: str | None) -> Generator[None]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def _token(local: bool) -> Generator[None]:
-    """Turns token authentication on; a local Ray gets a fresh token that only it knows."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    given = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
-    if local and os.environ["RAY_AUTH_MODE"] == "token" and not given:
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    yield
-
-
 def _connect(address: str | None, folder: str | None) -> None:
-    settings: dict[str, Any] = {
-        "logging_level": logging.WARNING,
-        "log_to_driver": True,
-        "configure_logging": True,
-        "include_dashboard": True,
-    }
+    settings: dict[str, Any] = {"address": address, "logging_level": logging.WARNING}
     if folder is not None:
-        settings |= {"address": "local", "_temp_dir": folder, "num_cpus": os.cpu_count()}
-    else:
-        settings = {"address": address, "logging_level": logging.WARNING}
+        if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # known to this Ray alone
+        settings |= {
+            "address": "local",
+            "num_cpus": os.cpu_count(),
+            "include_dashboard": True,  # Ray Train cleans up after itself only with one
+            "_temp_dir": folder,
+        }
     try:
         ray.init(**settings)
-    except (ConnectionError, RuntimeError) as error:
+    except (ConnectionError, RuntimeError, AuthenticationError) as error:
+        if folder is not None:
+            raise RunFailed(f"a local Ray could not start: {error}") from error
         raise UsageError(
-            f"expected a Ray cluster at {address or 'this machine'}, found none: {error}; "
+            f"expected a Ray cluster at {address}, found none: {error}; "
             "check the address and RAY_AUTH_TOKEN, or leave both out for a local Ray"
         ) from error
 
@@ -84,25 +90,20 @@ class _Demand:
     gpus: float
 
 
-def check_layout(layout: Layout, roles: Mapping[str, str]) -> None:
-    """Refuses a layout that the connected cluster can never hold.
+def check_layout(layout: Layout, pools: Mapping[str, Hosts], nodes: Nodes) -> None:
+    """Refuses a layout that the nodes can never hold.
 
     Args:
         layout: what is asked for.
-        roles: pool name -> family, of the pools that will be started.
+        pools: the host actors of each pool that will be started.
+        nodes: what there is.
 
     Raises:
         UsageError: a table of what is requested beside what there is.
     """
-    nodes = [
-        cast("dict[str, float]", node["Resources"])
-        for node in cast("list[dict[str, Any]]", ray.nodes())
-        if node["Alive"]
-    ]
-    demands = list(_demands(layout, roles))
+    demands = list(_demands(layout, pools))
     total = {kind: sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU")}
     best = {kind: max((n.get(kind, 0) for n in nodes), default=0) for kind in ("CPU", "GPU")}
-    free = cast("dict[str, float]", ray.available_resources())
     asked = {
         "CPU": sum(demand.count * demand.cpus for demand in demands),
         "GPU": sum(demand.count * demand.gpus for demand in demands),
@@ -119,7 +120,6 @@ def check_layout(layout: Layout, roles: Mapping[str, str]) -> None:
         ("requested in all", asked),
         ("in the cluster", total),
         ("on its largest node", best),
-        ("free now", {kind: free.get(kind, 0.0) for kind in asked}),
     ):
         rows.append(f"  {label:<30}{amounts['CPU']:>11g}{amounts['GPU']:>11g}")
     raise UsageError(
@@ -128,12 +128,15 @@ def check_layout(layout: Layout, roles: Mapping[str, str]) -> None:
     )
 
 
-def _demands(layout: Layout, roles: Mapping[str, str]) -> Generator[_Demand]:
+def _nodes() -> Nodes:
+    nodes = cast("list[dict[str, Any]]", ray.nodes())
+    return [node["Resources"] for node in nodes if node["Alive"]]
+
+
+def _demands(layout: Layout, pools: Mapping[str, Hosts]) -> Generator[_Demand]:
     if layout.learners:
         count = layout.min_learners or layout.learners
         yield _Demand("learners", count, layout.learner_cpus, layout.learner_gpus)
-    families = dict(layout.families())
-    for name, family in roles.items():
-        hosts = families[cast("Any", family)]
+    for name, hosts in pools.items():
         if hosts.hosts:
-            yield _Demand(f"{name} ({family})", hosts.hosts, hosts.cpus, hosts.gpus)
+            yield _Demand(f"pool {name}", hosts.hosts, hosts.cpus, hosts.gpus)

@@ -10,6 +10,7 @@ covers the death of Ray Train's controller.
 from __future__ import annotations
 
 import os
+import traceback
 from typing import Any, cast
 
 import ray
@@ -48,13 +49,17 @@ def fit(assignment: Assignment) -> None:
             failure_config=train.FailureConfig(
                 max_failures=0, controller_failure_limit=_START_TRIES
             ),
+            logging_config=train.LoggingConfig(log_level="WARNING"),
             worker_runtime_env={"env_vars": {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}},
         ),
     )
     try:
         trainer.fit()
     except train.WorkerGroupError as error:
-        _raise_cause(list(error.worker_failures.values()), error)
+        for failure in error.worker_failures.values():
+            if isinstance(failure, RunFailed):
+                raise failure from None
+        raise Death(f"a learner rank died: {error}") from error
     except train.ControllerError as error:
         raise RunFailed(f"the learner's ranks could not start: {error}") from error
     except RayActorError as error:
@@ -83,15 +88,11 @@ def _rank(config: dict[str, Any]) -> None:
         train_rank(assignment, context.get_world_rank(), context.get_world_size(), device)
     except Stopped:
         return  # the run folder says so to the launcher
-
-
-def _raise_cause(failures: list[Exception], error: Exception) -> None:
-    """Tells a death from a fault of the method: a fault would only come again."""
-    for failure in failures:
-        cause = getattr(failure, "_base_exc", None)  # what the method raised, where it did
-        if cause is None or isinstance(cause, ActorLost) or _lost_peer(cause):
-            raise Death(f"a learner rank died: {failure}") from error
-    raise RunFailed(f"the method raised\n{failures[0]}") from error
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        if isinstance(error, ActorLost) or _lost_peer(error):
+            raise Death(text) from error
+        raise RunFailed(f"the method raised {type(error).__name__}: {error}\n{text}") from error
 
 
 def _lost_peer(cause: Exception) -> bool:

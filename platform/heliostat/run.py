@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -168,7 +169,8 @@ class Run(Generic[RecipeT]):
         step, state = found or (-1, None)
         if self.rank == 0:
             self.tracker.rewind(step)
-            self.folder.events.add("restored" if found else "began", step=step)
+            event = "restored" if found else "began"
+            self.folder.events.add(event, step=step, process=os.getpid(), world=self.world)
         return state
 
     def due(self, step: int) -> bool:
