@@ -1,0 +1,367 @@
+"""The report of a run: one HTML file that needs nothing else, and its pictures beside it.
+
+A run folder may come from elsewhere. Whatever its files say is text here: the template escapes it,
+pictures are drawn without markup, and the page forbids scripts and requests to itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from typing import Any, cast
+
+import jinja2
+from matplotlib.figure import Figure
+
+from cluster.plots import DPI, plot_lines, plot_phases, plot_time_line
+from cluster.registry import RunSummary, as_number, read_lines, read_mapping, summarise
+from heliostat.run import RunFolder
+from heliostat.tracker import read_metrics
+from heliostat.workload import Plot, Workload
+
+Row = Mapping[str, float]
+Draw = Callable[[bool], Figure]
+"""Draws one picture, for a dark page where told so."""
+
+_SAMPLES = 8
+"""Newest rows shown of each half of a table."""
+_PHASES = 5
+"""Longest phases that get a layer of their own."""
+_CELL_CHARACTERS = 1200
+_REASON_CHARACTERS = 400
+_MARKED = {
+    "attempt": "started again",
+    "host-lost": "host lost",
+    "learner-lost": "learner lost",
+    "stop-asked": "stop asked for",
+    "failed": "failed",
+    "killed": "killed",
+}
+"""Event -> name of its row in the picture of progress; the first attempt is no restart."""
+_UNITS = (("_per_s", ""), ("_s", "seconds"), ("_gib", "GiB"), ("_bytes", "bytes"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """One picture as PNG, in both schemes."""
+
+    title: str
+    light: bytes
+    dark: bytes
+
+    @property
+    def light_uri(self) -> str:
+        """The light one as a data URI."""
+        return _data_uri(self.light)
+
+    @property
+    def dark_uri(self) -> str:
+        """The dark one as a data URI."""
+        return _data_uri(self.dark)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """Some rows of a table."""
+
+    title: str
+    total: int
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One line of the list of events."""
+
+    after: str
+    """Time since the run began."""
+    event: str
+    details: str
+
+
+def write_report(folder: RunFolder, workload: Workload) -> Path:
+    """Writes ``report.html`` and ``plots/*.png`` into the run's folder, whatever its status.
+
+    Args:
+        folder: the run.
+        workload: the method that it ran, which names the plots.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ValueError: ``metrics.jsonl`` holds a whole line that is no JSON object.
+    """
+    rows = read_metrics(folder.path)
+    events = list(read_lines(folder.events.path))
+    final = _final(folder)
+    pictures = [
+        _picture(title, draw) for title, draw in _drawings(workload.plots, rows, events, final)
+    ]
+    _save(folder.path / "plots", pictures)
+    summary = summarise(folder, workload)
+    page = _template().render(
+        summary=summary,
+        workload=workload,
+        headline=_headline(summary, rows, events),
+        final={name: _figure(value) for name, value in final.items()},
+        pictures=pictures,
+        undrawn=[plot.title for plot in workload.plots if not _logged(plot, rows)],
+        samples=list(_samples(folder.path / "tables")),
+        recipe=folder.recipe.read_text(errors="replace") if folder.recipe.exists() else "",
+        provenance=_provenance(read_mapping(folder.record)),
+        entries=list(_entries(events)),
+    )
+    path = folder.path / "report.html"
+    partial = path.with_suffix(".new")
+    partial.write_text(page, encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def _template() -> jinja2.Template:
+    text = files("cluster").joinpath("report.html.j2").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(text)
+
+
+# ---------------------------------------------------------------------------- pictures
+
+
+def _drawings(
+    plots: Sequence[Plot],
+    rows: Sequence[Row],
+    events: Sequence[Mapping[str, Any]],
+    final: Mapping[str, float],
+) -> Iterator[tuple[str, Draw]]:
+    for plot in plots:
+        if series := _logged(plot, rows):
+            yield plot.title, _lines(plot, series, final)
+    phases = _phases(rows)
+    if phases:
+        steps = [row["step"] for row in rows if "perf/step_s" in row]
+        yield "Time of a step by phase", lambda dark: plot_phases(steps, phases, dark)
+    if len(rows) > 1:
+        began = _began(rows, events)
+        hours = [(row["time"] - began) / 3600 for row in rows]
+        steps_done = [row["step"] for row in rows]
+        marks = _marks(events, began)
+        yield "Progress by the clock", lambda dark: plot_time_line(hours, steps_done, marks, dark)
+
+
+def _logged(plot: Plot, rows: Sequence[Row]) -> dict[str, tuple[list[float], list[float]]]:
+    """Returns steps and values of each of the plot's metrics that was logged."""
+    found = {
+        metric: [(row["step"], row[metric]) for row in rows if metric in row]
+        for metric in plot.metrics
+    }
+    return {
+        metric: ([step for step, _ in points], [value for _, value in points])
+        for metric, points in found.items()
+        if points
+    }
+
+
+def _lines(
+    plot: Plot, series: Mapping[str, tuple[list[float], list[float]]], final: Mapping[str, float]
+) -> Draw:
+    value = final.get(plot.level, math.nan) if plot.level else math.nan
+    level = (plot.level, value) if plot.level and math.isfinite(value) else None
+    prefix = _common_folder(list(series))
+    named = {metric.removeprefix(prefix): points for metric, points in series.items()}
+    units = {unit for metric in series if (unit := _unit(metric))}
+    only = next(iter(series)) if len(series) == 1 else prefix.rstrip("/")
+    ylabel = ", ".join(part for part in (only, *sorted(units)) if part)
+    return lambda dark: plot_lines(named, plot.title, "step", ylabel, level, dark)
+
+
+def _common_folder(metrics: Sequence[str]) -> str:
+    """Returns what all metrics share up to their last common slash, that included."""
+    first, last = min(metrics), max(metrics)
+    length = next(
+        (place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
+        len(first),
+    )
+    return first[: first.rfind("/", 0, length) + 1]
+
+
+def _unit(metric: str) -> str | None:
+    return next((unit for suffix, unit in _UNITS if metric.endswith(suffix)), None)
+
+
+def _phases(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Returns phase -> seconds in each row that timed its step; what no phase took is ``other``."""
+    timed = [row for row in rows if "perf/step_s" in row]
+    names = sorted(
+        {
+            name
+            for row in timed
+            for name in row
+            if name.startswith("perf/") and _unit(name) == "seconds" and name != "perf/step_s"
+        }
+    )
+    if not names:
+        return {}
+    phases = {
+        name.removeprefix("perf/").removesuffix("_s"): [row.get(name, 0.0) for row in timed]
+        for name in names
+    }
+    longest = sorted(phases, key=lambda name: -sum(phases[name]))[:_PHASES]
+    spent = [sum(moments) for moments in zip(*(phases[name] for name in longest), strict=True)]
+    other = [max(0.0, row["perf/step_s"] - phase) for row, phase in zip(timed, spent, strict=True)]
+    return {**{name: phases[name] for name in longest}, "other": other}
+
+
+def _began(rows: Sequence[Row], events: Sequence[Mapping[str, Any]]) -> float:
+    times = [as_number(event.get("time")) for event in events[:1]]
+    return min([time for time in times if time is not None] + [row["time"] for row in rows[:1]])
+
+
+def _marks(events: Sequence[Mapping[str, Any]], began: float) -> dict[str, list[float]]:
+    marks: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        kind = str(event.get("event"))
+        moment = as_number(event.get("time"))
+        if kind in _MARKED and moment is not None:
+            marks[kind].append((moment - began) / 3600)
+    marks["attempt"] = marks["attempt"][1:]
+    return {name: marks[kind] for kind, name in _MARKED.items() if marks[kind]}
+
+
+def _picture(title: str, draw: Draw) -> Picture:
+    return Picture(title=title, light=_png(draw(False)), dark=_png(draw(True)))
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    return buffer.getvalue()
+
+
+def _data_uri(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+
+
+def _save(folder: Path, pictures: Sequence[Picture]) -> None:
+    folder.mkdir(exist_ok=True)
+    for picture in pictures:
+        slug = re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-")
+        (folder / f"{slug}.png").write_bytes(picture.light)
+
+
+# ---------------------------------------------------------------------------- text
+
+
+def _final(folder: RunFolder) -> dict[str, float]:
+    found = {name: as_number(value) for name, value in read_mapping(folder.result).items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _figure(value: float) -> str:
+    if value.is_integer() and abs(value) < 1e12:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _headline(
+    summary: RunSummary, rows: Sequence[Row], events: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
+    counts = Counter(str(event.get("event")) for event in events)
+    moments = [as_number(line.get("time")) for line in (*rows[:1], *rows[-1:], *events)]
+    moments = [moment for moment in moments if moment is not None]
+    total = "" if summary.total_steps is None else f" of {summary.total_steps:,}"
+    facts = {
+        "steps": f"{summary.step:,}{total}",
+        "began": "" if summary.created is None else _utc(summary.created),
+        "took": _span(max(moments) - min(moments)) if moments else "",
+        "restarts": str(summary.restarts),
+        "hosts lost": str(counts["host-lost"]),
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _samples(folder: Path) -> Iterator[Samples]:
+    """Yields the newest rows of each table, right and wrong ones apart where a column tells."""
+    for path in sorted(folder.glob("**/*.jsonl")):
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        counts: Counter[str] = Counter()
+        newest: dict[str, deque[dict[str, Any]]] = defaultdict(lambda: deque(maxlen=_SAMPLES))
+        for row in read_lines(path):
+            right = row.pop("right", None)
+            half = {True: "right", False: "wrong"}.get(right, "") if isinstance(right, bool) else ""
+            counts[half] += 1
+            newest[half].append(row)
+        for half in sorted(newest):
+            rows = list(newest[half])[::-1]
+            columns = list(dict.fromkeys(column for row in rows for column in row))
+            yield Samples(
+                title=f"{name}: {half}" if half else name,
+                total=counts[half],
+                columns=columns,
+                rows=[[_cell(row.get(column, "")) for column in columns] for row in rows],
+            )
+
+
+def _cell(value: object) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return _cut(text, _CELL_CHARACTERS)
+
+
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else text[: characters - 1] + "…"
+
+
+def _provenance(record: Mapping[str, Any]) -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, value in record.items():
+        if key == "created" and (created := as_number(value)) is not None:
+            flat[key] = _utc(created)
+        elif isinstance(value, dict):
+            flat |= {str(name): str(found) for name, found in cast("Row", value).items()}
+        else:
+            flat[str(key)] = str(value)
+    return flat
+
+
+def _entries(events: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+    """Yields the events in order; checkpoints saved one after another share a line."""
+    began: float | None = None
+    for kind, group in groupby(events, key=lambda event: str(event.get("event"))):
+        same = list(group)
+        if kind == "saved" and len(same) > 1:
+            steps = f"{same[0].get('step')} … {same[-1].get('step')}"
+            same = [{"time": same[-1].get("time"), "step": steps, "checkpoints": len(same)}]
+        for event in same:
+            moment = as_number(event.get("time"))
+            began = moment if began is None else began
+            after = "" if moment is None or began is None else _span(moment - began)
+            details = {key: value for key, value in event.items() if key not in {"time", "event"}}
+            text = ", ".join(f"{key} {value}" for key, value in details.items())
+            yield Entry(after=after, event=kind, details=_cut(text, _REASON_CHARACTERS))
+
+
+def _span(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def _utc(seconds: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    except (ValueError, OverflowError):
+        return ""
