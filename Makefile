@@ -31,7 +31,7 @@ ray: setup  ## only the tests that start a real Ray
 	$(BIN)/pytest -m ray
 
 demo: setup  ## train a reasoning policy on a local Ray, three seeds, and write its report
-	$(BIN)/python -m algorithms.t1.demo
+	$(BIN)/python -m cluster.demo
 
 bench: setup
 	$(BIN)/python -m benchmarks.pool

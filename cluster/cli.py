@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from algorithms.catalog import CATALOG
+from cluster.records import as_text, read_object
 from heliostat.errors import HeliostatError, UsageError
+from heliostat.folder import RunFolder
 from heliostat.recipe import Recipe
 from heliostat.workload import Workload, load, resolve
 
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 success, 1 the run failed or was stopped before its end, 2 the user's mistake.
     """
-    options = _parser().parse_args(arguments)
+    options = _options(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
         return options.command(options)
@@ -43,6 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("left at once; the newest checkpoint stands")
         return FAILED
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Reads the command line; changes to the recipe may stand before, between and after flags."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and ("overrides" not in options or any(text.startswith("-") for text in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides += rest
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,23 +86,22 @@ def _parser() -> argparse.ArgumentParser:
     runs = command("runs", _runs, "list the runs of a folder")
     report = command("report", _report, "write a run's report.html and plots")
     report.add_argument("name")
-    for added in (run, resume, runs, report):
-        added.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run folders")
     doctor = command("doctor", _doctor, "say what this machine lacks")
     doctor.add_argument("workload", nargs="?", help="check for this workload and recipe")
     doctor.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe")
+    for added in (run, resume, runs, report, doctor):
+        added.add_argument("--runs", type=Path, default=Path("runs"), help="folder of run folders")
     return parser
 
 
 def _run(options: argparse.Namespace) -> int:
-    from heliostat.launch import Order, create
-    from heliostat.run import RunFolder
-
     workload, recipe, recipe_name = _find(options.workload, options.overrides)
     moment = time.strftime("%Y%m%d-%H%M%S")
     name = options.name or f"{workload.name}-{recipe_name}-{moment}"
     if Path(name).name != name or name.startswith("."):
         raise UsageError(f"--name: expected a plain folder name, found {name!r}")
+    from heliostat.launch import Order, create
+
     order = Order(
         workload=workload,
         spec=_spec(options.workload),
@@ -104,22 +116,42 @@ def _run(options: argparse.Namespace) -> int:
 
 def _resume(options: argparse.Namespace) -> int:
     from cluster.registry import open_run
-    from heliostat.launch import Order, resume
 
     folder = open_run(options.runs.resolve(), options.name)
-    spec = json.loads(folder.record.read_text())["workload"]
+    spec, values = _started(folder)
     workload, _ = load(spec, CATALOG)
-    values = yaml.safe_load(folder.recipe.read_text())
+    recipe = type(workload.recipe()).from_dict(values)
+    from heliostat.launch import Order, resume
+
     order = Order(
         workload=workload,
         spec=spec,
-        recipe=type(workload.recipe()).from_dict(values),
+        recipe=recipe,
         folder=folder,
         address=options.address,
         tensorboard=options.tensorboard,
         show_progress=True,
     )
     return _finish(resume(order), workload, options)
+
+
+def _started(folder: RunFolder) -> tuple[str, dict[str, Any]]:
+    """Returns how the user named the workload of a run, and the values of its recipe.
+
+    Raises:
+        UsageError: one of the two files is missing or torn.
+    """
+    spec = as_text(read_object(folder.record).get("workload"))
+    try:
+        values: object = yaml.safe_load(folder.recipe.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        values = None
+    if not spec or not isinstance(values, dict):
+        raise UsageError(
+            f"expected the workload's name in {folder.record} and a recipe in {folder.recipe}, "
+            "found one of them missing or torn; start the run anew under another name"
+        )
+    return spec, cast("dict[str, Any]", values)
 
 
 def _finish(outcome: Outcome, workload: Workload, options: argparse.Namespace) -> int:
@@ -162,19 +194,17 @@ def _report(options: argparse.Namespace) -> int:
     from cluster.registry import open_run
     from cluster.report import write_report
 
-    folder = open_run(options.runs.resolve(), options.name)
-    workload, _ = load(json.loads(folder.record.read_text())["workload"], CATALOG)
-    _say(str(write_report(folder, workload)))
+    _say(str(write_report(open_run(options.runs.resolve(), options.name))))
     return OK
 
 
 def _doctor(options: argparse.Namespace) -> int:
     from cluster.doctor import examine, format_findings
 
-    found: Any = (None, None)
+    workload = recipe = None
     if options.workload:
-        found = _find(options.workload, options.overrides)[:2]
-    findings = examine(*found)
+        workload, recipe, _ = _find(options.workload, options.overrides)
+    findings = examine(workload, recipe, options.runs)
     _say(format_findings(findings))
     return FAILED if any(finding.level == "missing" for finding in findings) else OK
 
@@ -183,7 +213,6 @@ def _find(spec: str, overrides: Sequence[str]) -> tuple[Workload, Recipe, str]:
     """Returns the workload, its recipe with the overrides applied, and the recipe's name."""
     workload, name = load(spec, CATALOG)
     recipe = workload.recipe(name).override(*overrides)
-    recipe.check()
     return workload, recipe, name or next(iter(workload.recipes))
 
 

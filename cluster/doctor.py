@@ -22,9 +22,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from heliostat.errors import UsageError
-from heliostat.recipe import Layout, Recipe
-from heliostat.tracker import wandb_mode
-from heliostat.workload import Workload, resolve
+from heliostat.recipe import Demand, Layout, Recipe, demands
+from heliostat.views import wandb_mode
+from heliostat.workload import Workload, pool_hosts, resolve
 
 Level = Literal["ok", "warning", "missing"]
 
@@ -168,35 +168,27 @@ def _layout(layout: Layout, workload: Workload | None, gpus: int) -> Iterator[Fi
         text = "RAY_ADDRESS is set: that cluster is compared with the layout when a run starts"
         yield Finding("ok", "layout", text)
         return
-    bundles = list(_bundles(layout, workload))
-    have = {"CPUs": float(os.cpu_count() or 1), "GPUs": float(gpus)}
-    for place, kind in enumerate(have):
-        total = sum(count * need[place] for _, count, need in bundles)
-        largest = max((need[place] for _, _, need in bundles), default=0.0)
-        text = f"{total:g} wanted in all, {largest:g} at most by one actor; {have[kind]:g} here"
-        if total <= have[kind]:
-            yield Finding("ok", f"layout {kind}", text)
-        else:
-            wants = ", ".join(f"{count} {what} of {need[place]:g}" for what, count, need in bundles)
-            remedy = "lower layout.*, take layout=in_process, or give a cluster with --address"
-            yield Finding("missing", f"layout {kind}", f"{text} ({wants})", remedy)
+    try:
+        pools = pool_hosts(workload, layout) if workload else dict(layout.families())
+    except (ImportError, UsageError) as error:
+        text = f"the workload's roles cannot be imported: {error}"
+        yield Finding("missing", "roles", text, "install what is named there")
+        return
+    wanted = demands(layout, pools)
+    yield _capacity("CPUs", [(demand, demand.cpus) for demand in wanted], os.cpu_count() or 1)
+    yield _capacity("GPUs", [(demand, demand.gpus) for demand in wanted], gpus)
 
 
-def _bundles(
-    layout: Layout, workload: Workload | None
-) -> Iterator[tuple[str, int, tuple[float, float]]]:
-    """Yields (what, how many, (CPUs, GPUs) of each), an elastic layout at its least."""
-    if layout.learners:
-        count = layout.min_learners or layout.learners
-        yield "learners", count, (layout.learner_cpus, layout.learner_gpus)
-    families = dict(layout.families())
-    names = {name: name for name in families}
-    if workload is not None:
-        names = {name: resolve(path).family for name, path in workload.roles.items()}
-    for name, family in names.items():
-        hosts = families[cast("Any", family)]
-        if hosts.hosts:
-            yield f"{name} hosts", hosts.hosts, (hosts.cpus, hosts.gpus)
+def _capacity(kind: str, wanted: Sequence[tuple[Demand, float]], have: int) -> Finding:
+    """Compares what is wanted, as (demand, amount for each of its processes), with what is here."""
+    total = sum(demand.count * amount for demand, amount in wanted)
+    largest = max((amount for _, amount in wanted), default=0.0)
+    text = f"{total:g} wanted in all, {largest:g} at most by one actor; {have} here"
+    if total <= have:
+        return Finding("ok", f"layout {kind}", text)
+    wants = ", ".join(f"{demand.count} {demand.what} of {amount:g}" for demand, amount in wanted)
+    remedy = "lower layout.*, take layout=in_process, or give a cluster with --address"
+    return Finding("missing", f"layout {kind}", f"{text} ({wants})", remedy)
 
 
 def _cpus() -> Finding:

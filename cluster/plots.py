@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
+from cluster.records import printable
+
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
@@ -30,6 +32,7 @@ DPI = 200
 _LABEL_GAP = 0.075
 """Least distance of two labels, as a share of the height of the axes."""
 _NAME_CHARACTERS = 28
+_TITLE_CHARACTERS = 80
 _TICKS = (1, 2, 2.5, 5, 10)
 _BARS = 24
 """Groups of steps in the picture of phases."""
@@ -119,7 +122,7 @@ def plot_phases(
     groups = np.array_split(np.arange(len(steps)), min(_BARS, len(steps)))
     x = np.array([np.mean(np.asarray(steps, np.float64)[group]) for group in groups])
     layers = {
-        name: np.array([np.mean(np.nan_to_num(values)[group]) for group in groups])
+        name: np.array([np.mean(_or_zero(values)[group]) for group in groups])
         for name, values in seconds.items()
     }
     with _style(dark) as theme:
@@ -210,6 +213,10 @@ def _finite(name: str, xs: Sequence[float], ys: Sequence[float]) -> tuple[Floats
     return x[fine], y[fine]
 
 
+def _or_zero(values: Sequence[float]) -> Floats:
+    return np.nan_to_num(np.asarray(values, np.float64), posinf=0.0, neginf=0.0)
+
+
 def _name_lines(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
     """Writes names beside the right edge at the heights of the lines' ends, moved apart."""
     low, high = axes.get_ylim()
@@ -217,7 +224,7 @@ def _name_lines(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
     wanted = [(end - low) / (high - low) for _, end, _ in ends]
     for (name, _, colour), height in zip(ends, spread(wanted, _LABEL_GAP), strict=True):
         axes.annotate(
-            name[:_NAME_CHARACTERS],
+            printable(name[:_NAME_CHARACTERS]),
             (1.01, height),
             xycoords="axes fraction",
             color=colour,
@@ -254,9 +261,9 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
 def _axes(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=SIZE, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
     axes = figure.add_subplot()
-    axes.set_title(title, loc="left")
+    axes.set_title(printable(title[:_TITLE_CHARACTERS]), loc="left")
     axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
+    axes.set_ylabel(printable(ylabel[:_TITLE_CHARACTERS]))
     whole = xlabel == "step"
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=_TICKS, integer=whole))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=_TICKS))

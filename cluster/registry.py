@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import yaml
-
-from algorithms.catalog import CATALOG
+from cluster.records import Method, as_count, as_number, as_text, printable, read_lines, read_object
 from heliostat.errors import UsageError
+from heliostat.folder import RunFolder
 from heliostat.recipe import nearest
-from heliostat.run import RunFolder
-from heliostat.workload import Workload, load
 
 Status = Literal["finished", "running", "stopped", "failed", "interrupted"]
 
@@ -37,13 +33,13 @@ class RunSummary:
     """``interrupted``: the process died without a word, or was killed while it was stopping."""
     step: int
     """Steps done, over all phases."""
-    total_steps: int | None
     created: float | None
     """Unix seconds."""
     restarts: int
     """Attempts after the first, by the launcher or by ``resume``."""
     score: float | None
-    """The newest value of the workload's score."""
+    """The newest value of the method's score."""
+    method: Method
 
 
 def summaries(runs: Path) -> list[RunSummary]:
@@ -54,31 +50,28 @@ def summaries(runs: Path) -> list[RunSummary]:
     return sorted(found, key=lambda summary: (summary.created or 0.0, summary.name))
 
 
-def summarise(folder: RunFolder, workload: Workload | None = None) -> RunSummary:
+def summarise(folder: RunFolder) -> RunSummary:
     """Summarises one run, from whatever its process has written so far.
 
-    Args:
-        folder: the run.
-        workload: what it runs; None looks in the catalogue.
+    Nothing is imported that the folder names: it may come from elsewhere.
     """
-    record = read_mapping(folder.record)
+    record = read_object(folder.record)
+    method = Method.of(record)
     events = [str(event.get("event")) for event in read_lines(folder.events.path)]
-    spec = str(record.get("workload", ""))
-    workload = workload or _catalogued(spec)
-    score = workload.score if workload else None
-    rows = list(read_lines(folder.path / "metrics.jsonl", tail_bytes=_TAIL_BYTES))
-    steps = [row["step"] for row in rows if isinstance(row.get("step"), int)]
-    final = as_number(read_mapping(folder.result).get(score)) if score else None
+    rows = list(read_lines(folder.metrics, tail_bytes=_TAIL_BYTES))
+    steps = [step for row in rows if (step := as_count(row.get("step"))) is not None]
+    score = method.score
+    final = as_number(read_object(folder.result).get(score)) if score else None
     return RunSummary(
         name=folder.name,
-        workload=spec,
-        fingerprint=str(record.get("fingerprint", "")),
+        workload=as_text(record.get("workload")) or "",
+        fingerprint=as_text(record.get("fingerprint")) or "",
         status=_status(folder, events),
-        step=steps[-1] if steps else 0,
-        total_steps=_total_steps(folder, workload),
+        step=max(steps, default=0),
         created=as_number(record.get("created")),
         restarts=max(0, events.count("attempt") - 1),
         score=_newest(rows, score) if score and final is None else final,
+        method=method,
     )
 
 
@@ -117,7 +110,8 @@ def format_table(summaries: Sequence[RunSummary]) -> str:
 
 
 def _cells(summary: RunSummary) -> tuple[str, ...]:
-    total = "?" if summary.total_steps is None else str(summary.total_steps)
+    steps = summary.method.total_steps
+    total = "?" if steps is None else str(steps)
     cells = (
         summary.name,
         summary.workload or "?",
@@ -128,8 +122,7 @@ def _cells(summary: RunSummary) -> tuple[str, ...]:
         str(summary.restarts),
         "-" if summary.score is None else f"{summary.score:.4g}",
     )
-    # A folder from elsewhere may hold control characters that would steer the terminal.
-    return tuple("".join(c if c.isprintable() else "?" for c in cell) for cell in cells)
+    return tuple(map(printable, cells))
 
 
 def _local_time(seconds: float | None) -> str:
@@ -137,7 +130,7 @@ def _local_time(seconds: float | None) -> str:
         return "?"
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, OSError):
         return "?"
 
 
@@ -166,7 +159,7 @@ def _locked(folder: RunFolder) -> bool:
     own lock within those microseconds would be refused and can be repeated.
     """
     try:
-        file = (folder.path / ".lock").open("rb")
+        file = folder.lock.open("rb")
     except FileNotFoundError:
         return False
     with file:
@@ -177,57 +170,5 @@ def _locked(folder: RunFolder) -> bool:
     return False
 
 
-def _catalogued(spec: str) -> Workload | None:
-    """Only our own: a folder from elsewhere must not choose a module that a listing imports."""
-    return load(spec, CATALOG)[0] if spec.partition(":")[0] in CATALOG else None
-
-
-def _total_steps(folder: RunFolder, workload: Workload | None) -> int | None:
-    recipe = read_mapping(folder.recipe)
-    if workload is not None:
-        try:
-            return workload.recipe().from_dict(recipe).total_steps
-        except UsageError:
-            pass  # half-written, or of another version of the code
-    steps = recipe.get("steps")
-    return steps if isinstance(steps, int) else None
-
-
 def _newest(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return next((as_number(row[name]) for row in reversed(rows) if name in row), None)
-
-
-def read_lines(path: Path, tail_bytes: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yields the JSON objects of a file of lines, of its end only where a length is given.
-
-    What is missing, torn or no object is passed over: the file may be half-written or foreign.
-    """
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        if tail_bytes is not None:
-            file.seek(max(0, path.stat().st_size - tail_bytes))
-        for line in file:
-            try:
-                found: object = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(found, dict):
-                yield cast("dict[str, Any]", found)
-
-
-def read_mapping(path: Path) -> dict[str, Any]:
-    """Reads a mapping from YAML or JSON by the file's suffix; empty where torn or missing."""
-    try:
-        text = path.read_text()
-        found: object = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (FileNotFoundError, ValueError, yaml.YAMLError):
-        return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-
-
-def as_number(value: object) -> float | None:
-    """Reads a number, or "NaN" and the infinities as the tracker spells them; None for the rest."""
-    if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"}:
-        return float(value)
-    return float(value) if isinstance(value, int | float) else None

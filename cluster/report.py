@@ -1,7 +1,8 @@
 """The report of a run: one HTML file that needs nothing else, and its pictures beside it.
 
-A run folder may come from elsewhere. Whatever its files say is text here: the template escapes it,
-pictures are drawn without markup, and the page forbids scripts and requests to itself.
+A run folder may come from elsewhere. No module that it names is imported, and whatever its files
+say is text here: the template escapes it, pictures are drawn without markup, and the page forbids
+scripts and requests to itself.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ import jinja2
 from matplotlib.figure import Figure
 
 from cluster.plots import DPI, plot_lines, plot_phases, plot_time_line
-from cluster.registry import RunSummary, as_number, read_lines, read_mapping, summarise
-from heliostat.run import RunFolder
-from heliostat.tracker import read_metrics
-from heliostat.workload import Plot, Workload
+from cluster.records import as_number, read_lines, read_object
+from cluster.registry import RunSummary, summarise
+from heliostat.folder import RunFolder
+from heliostat.workload import Plot
 
 Row = Mapping[str, float]
 Draw = Callable[[bool], Figure]
@@ -36,6 +37,7 @@ _SAMPLES = 8
 """Newest rows shown of each half of a table."""
 _PHASES = 5
 """Longest phases that get a layer of their own."""
+_SLUG_CHARACTERS = 60
 _CELL_CHARACTERS = 1200
 _REASON_CHARACTERS = 400
 _MARKED = {
@@ -89,42 +91,36 @@ class Entry:
     details: str
 
 
-def write_report(folder: RunFolder, workload: Workload) -> Path:
+def write_report(folder: RunFolder) -> Path:
     """Writes ``report.html`` and ``plots/*.png`` into the run's folder, whatever its status.
 
-    Args:
-        folder: the run.
-        workload: the method that it ran, which names the plots.
+    The plots are those that the run's record asks for. What is torn or of another type is left out.
 
     Returns:
         The path of the page.
-
-    Raises:
-        ValueError: ``metrics.jsonl`` holds a whole line that is no JSON object.
     """
-    rows = read_metrics(folder.path)
+    rows = _rows(folder)
     events = list(read_lines(folder.events.path))
     final = _final(folder)
-    pictures = [
-        _picture(title, draw) for title, draw in _drawings(workload.plots, rows, events, final)
-    ]
+    summary = summarise(folder)
+    plots = summary.method.plots
+    pictures = [_picture(title, draw) for title, draw in _drawings(plots, rows, events, final)]
     _save(folder.path / "plots", pictures)
-    summary = summarise(folder, workload)
     page = _template().render(
         summary=summary,
-        workload=workload,
+        method=summary.method,
         headline=_headline(summary, rows, events),
         final={name: _figure(value) for name, value in final.items()},
         pictures=pictures,
-        undrawn=[plot.title for plot in workload.plots if not _logged(plot, rows)],
+        undrawn=[plot.title for plot in plots if not _logged(plot, rows)],
         samples=list(_samples(folder.path / "tables")),
         recipe=folder.recipe.read_text(errors="replace") if folder.recipe.exists() else "",
-        provenance=_provenance(read_mapping(folder.record)),
+        provenance=_provenance(read_object(folder.record)),
         entries=list(_entries(events)),
     )
     path = folder.path / "report.html"
     partial = path.with_suffix(".new")
-    partial.write_text(page, encoding="utf-8")
+    partial.write_text(page, encoding="utf-8", errors="replace")
     partial.replace(path)
     return path
 
@@ -225,15 +221,21 @@ def _phases(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def _began(rows: Sequence[Row], events: Sequence[Mapping[str, Any]]) -> float:
-    times = [as_number(event.get("time")) for event in events[:1]]
-    return min([time for time in times if time is not None] + [row["time"] for row in rows[:1]])
+    times = [_moment(line) for line in (*events[:1], *rows[:1])]
+    return min(time for time in times if time is not None)
+
+
+def _moment(line: Mapping[str, Any]) -> float | None:
+    """Returns the Unix seconds of an event or row."""
+    seconds = as_number(line.get("time"))
+    return seconds if seconds is not None and math.isfinite(seconds) else None
 
 
 def _marks(events: Sequence[Mapping[str, Any]], began: float) -> dict[str, list[float]]:
     marks: dict[str, list[float]] = defaultdict(list)
     for event in events:
         kind = str(event.get("event"))
-        moment = as_number(event.get("time"))
+        moment = _moment(event)
         if kind in _MARKED and moment is not None:
             marks[kind].append((moment - began) / 3600)
     marks["attempt"] = marks["attempt"][1:]
@@ -256,17 +258,32 @@ def _data_uri(png: bytes) -> str:
 
 def _save(folder: Path, pictures: Sequence[Picture]) -> None:
     folder.mkdir(exist_ok=True)
+    taken: Counter[str] = Counter()
     for picture in pictures:
-        slug = re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-")
-        (folder / f"{slug}.png").write_bytes(picture.light)
+        slug = re.sub(r"[^a-z0-9]+", "-", picture.title.lower())[:_SLUG_CHARACTERS].strip("-")
+        name = slug or "plot"
+        taken[name] += 1
+        suffix = f"-{taken[name]}" if taken[name] > 1 else ""
+        (folder / f"{name}{suffix}.png").write_bytes(picture.light)
 
 
 # ---------------------------------------------------------------------------- text
 
 
+def _rows(folder: RunFolder) -> list[Row]:
+    """Returns the rows of metrics in order; one without step or time has no place in a picture."""
+    rows = [_numbers(line) for line in read_lines(folder.metrics)]
+    placed = ("step", "time")
+    return [row for row in rows if all(math.isfinite(row.get(name, math.nan)) for name in placed)]
+
+
 def _final(folder: RunFolder) -> dict[str, float]:
-    found = {name: as_number(value) for name, value in read_mapping(folder.result).items()}
-    return {name: value for name, value in found.items() if value is not None}
+    return _numbers(read_object(folder.result))
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {name: as_number(value) for name, value in found.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _figure(value: float) -> str:
@@ -279,9 +296,10 @@ def _headline(
     summary: RunSummary, rows: Sequence[Row], events: Sequence[Mapping[str, Any]]
 ) -> dict[str, str]:
     counts = Counter(str(event.get("event")) for event in events)
-    moments = [as_number(line.get("time")) for line in (*rows[:1], *rows[-1:], *events)]
-    moments = [moment for moment in moments if moment is not None]
-    total = "" if summary.total_steps is None else f" of {summary.total_steps:,}"
+    lines = (*rows[:1], *rows[-1:], *events)
+    moments = [moment for line in lines if (moment := _moment(line)) is not None]
+    steps = summary.method.total_steps
+    total = "" if steps is None else f" of {steps:,}"
     facts = {
         "steps": f"{summary.step:,}{total}",
         "began": "" if summary.created is None else _utc(summary.created),
@@ -326,6 +344,8 @@ def _cut(text: str, characters: int) -> str:
 def _provenance(record: Mapping[str, Any]) -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in record.items():
+        if key == "method":  # the head of the page
+            continue
         if key == "created" and (created := as_number(value)) is not None:
             flat[key] = _utc(created)
         elif isinstance(value, dict):
@@ -344,7 +364,7 @@ def _entries(events: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
             steps = f"{same[0].get('step')} … {same[-1].get('step')}"
             same = [{"time": same[-1].get("time"), "step": steps, "checkpoints": len(same)}]
         for event in same:
-            moment = as_number(event.get("time"))
+            moment = _moment(event)
             began = moment if began is None else began
             after = "" if moment is None or began is None else _span(moment - began)
             details = {key: value for key, value in event.items() if key not in {"time", "event"}}
@@ -353,8 +373,6 @@ def _entries(events: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
 
 
 def _span(seconds: float) -> str:
-    if not math.isfinite(seconds):
-        return ""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"
@@ -363,5 +381,5 @@ def _span(seconds: float) -> str:
 def _utc(seconds: float) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, OSError):
         return ""

@@ -15,9 +15,10 @@ import pytest
 TESTS = Path(__file__).parent
 sys.path.append(str(TESTS))
 
+os.environ["OMP_NUM_THREADS"] = "1"  # as a host of one CPU has it
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-os.environ["RAY_worker_niceness"] = "0"
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray spells it so
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["WANDB_MODE"] = "disabled"
 os.environ["WANDB_SILENT"] = "true"

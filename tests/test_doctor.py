@@ -124,6 +124,19 @@ def test_only_the_families_of_the_workloads_roles_are_counted():
     assert found("layout CPUs", recipe).text.startswith("502 wanted in all")
 
 
+@pytest.mark.parametrize("path", ["no_such_module:Reader", "needs_more:Reader"])
+def test_roles_that_cannot_be_imported_are_missing(path):
+    Path("needs_more.py").write_text("import a_library_that_is_not_there")
+    workload = Workload(
+        name="toy", summary="", paper="", recipes={}, train="toy:train", roles={"readers": path}
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path.cwd()))
+        finding = found("roles", recipe_of(), workload)
+    assert finding.level == "missing"
+    assert ("no_such_module" if "no_such" in path else "a_library_that") in finding.text
+
+
 def test_a_given_cluster_is_left_to_the_launch(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray.example:6379")
     finding = found("layout", recipe_of("layout.learners=500"))

@@ -12,8 +12,9 @@ from toy_package.workload import WORKLOAD, ToyRecipe
 
 from heliostat import checkpoint, launch
 from heliostat.errors import RoleFailed, UsageError
+from heliostat.folder import RunFolder
 from heliostat.launch import Order
-from heliostat.run import RunFolder
+from heliostat.workload import Plot
 
 SPEC = "toy_package.workload:WORKLOAD"
 
@@ -142,6 +143,30 @@ def test_a_failing_role_fails_the_run_with_its_name(tmp_path: Path) -> None:
 
     with watched(refuse), pytest.raises(RoleFailed, match=r"targets\[0\].*no target at step 0"):
         launch.create(order(tmp_path / "a"))
+
+
+def test_the_folder_describes_its_method_to_whoever_reads_it(tmp_path: Path) -> None:
+    wanted = order(tmp_path / "a", steps=1)
+    plot = Plot(title="Loss", metrics=("train/loss",), level="score")
+    launch.create(replace(wanted, workload=replace(WORKLOAD, plots=(plot,))))
+    assert json.loads(wanted.folder.record.read_text())["method"] == {
+        "name": "toy",
+        "summary": WORKLOAD.summary,
+        "paper": "none",
+        "score": "train/loss",
+        "total_steps": 1,
+        "plots": [{"title": "Loss", "metrics": ["train/loss"], "level": "score"}],
+    }
+
+
+def test_resuming_checks_the_machine_before_anything(tmp_path: Path) -> None:
+    class Picky(ToyRecipe):
+        def check(self) -> None:
+            raise UsageError("questions.jsonl: no such file")
+
+    with pytest.raises(UsageError, match=r"questions\.jsonl"):
+        launch.resume(replace(order(tmp_path / "a"), recipe=Picky(steps=1)))
+    assert not (tmp_path / "a").exists()
 
 
 def test_what_a_recipe_refuses_leaves_no_folder(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heliostat.errors import UsageError
-from heliostat.recipe import Hosts, Layout, Recipe
+from heliostat.recipe import Demand, Hosts, Layout, Recipe, demands
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,13 +109,13 @@ def test_a_bad_override_is_refused_with_the_remedy(assignment: str, words: str) 
 
 def test_a_combination_that_a_method_forbids_is_refused_in_its_own_words() -> None:
     with pytest.raises(
-        UsageError, match="^lr: expected at most 0.5 with norm=sequence, found 0.9$"
+        UsageError, match=r"^lr: expected at most 0\.5 with norm=sequence, found 0\.9$"
     ):
         Numbers(steps=1).override("norm=sequence", "lr=0.9")
 
 
 def test_an_elastic_minimum_above_the_wish_is_refused() -> None:
-    with pytest.raises(UsageError, match="expected at most layout.learners=2, found 3"):
+    with pytest.raises(UsageError, match=r"expected at most layout\.learners=2, found 3"):
         Numbers(steps=1).override("layout.learners=2", "layout.min_learners=3")
 
 
@@ -127,3 +127,19 @@ def test_a_file_with_a_missing_key_is_refused() -> None:
 def test_a_member_count_covers_every_host() -> None:
     assert Hosts(hosts=4, members=2).num_members == 4
     assert Hosts(hosts=2, members=20).num_members == 20
+
+
+def test_an_elastic_layout_asks_for_its_least_and_pools_for_their_hosts() -> None:
+    layout = Layout(learners=8, min_learners=3, learner_cpus=4, learner_gpus=1)
+    pools = {"samplers": Hosts(hosts=2, members=9, cpus=0.5), "judges": Hosts(members=4)}
+    assert demands(layout, pools) == [
+        Demand("learners", 3, 4, 1),
+        Demand("samplers hosts", 2, 0.5, 0),
+    ]
+    assert demands(Layout.in_process(), {}) == []
+
+
+def test_an_unknown_family_is_refused_with_the_nearest() -> None:
+    assert Layout(data=Hosts(hosts=3)).hosts_of("data").hosts == 3
+    with pytest.raises(UsageError, match=r"unknown role family 'enviroment'.*'environment'"):
+        Layout().hosts_of("enviroment")

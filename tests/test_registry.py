@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -12,48 +11,42 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from algorithms.catalog import CATALOG
+from cluster.records import Method
 from cluster.registry import RunSummary, format_table, open_run, summaries, summarise
 from heliostat.errors import UsageError
+from heliostat.folder import RunFolder
+from heliostat.provenance import describe_method
 from heliostat.recipe import Recipe
-from heliostat.run import RunFolder
+from heliostat.workload import Plot, Workload
 
-TOY = """
-from dataclasses import dataclass
-from heliostat.recipe import Recipe
-from heliostat.workload import Workload
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TwoPhases(Recipe):
-    warm_up: int = 5
-
-    @property
-    def total_steps(self):
-        return self.warm_up + self.steps
-
-WORKLOAD = Workload(
-    name="toy", summary="", paper="", recipes={"tiny": TwoPhases(steps=20)}, train="toy:train",
-    score="eval/score",
-)
-"""
+METHOD = {
+    "name": "toy",
+    "summary": "learns to count",
+    "paper": "none",
+    "score": "eval/score",
+    "total_steps": 25,
+    "plots": [{"title": "Score", "metrics": ["eval/score"], "level": None}],
+}
 
 
-@pytest.fixture
-def toy(tmp_path, monkeypatch):
-    """A catalogued workload of two phases, scored by eval/score."""
-    (tmp_path / "registry_toy.py").write_text(TOY)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(CATALOG, "toy", "registry_toy:WORKLOAD")
-    yield "toy"
-    sys.modules.pop("registry_toy", None)
-
-
-def make_run(runs: Path, name: str, *events: str, workload: str = "x.y:Z", created: float = 1e9):
+def make_run(
+    runs: Path,
+    name: str,
+    *events: str,
+    workload: str = "x.y:Z",
+    created: float = 1e9,
+    method: object = METHOD,
+) -> RunFolder:
     folder = RunFolder(runs / name)
     folder.path.mkdir(parents=True)
     recipe = Recipe(steps=20)
     folder.recipe.write_text(recipe.to_yaml())
-    record = {"workload": workload, "fingerprint": recipe.fingerprint(), "created": created}
+    record = {
+        "workload": workload,
+        "method": method,
+        "fingerprint": recipe.fingerprint(),
+        "created": created,
+    }
     folder.record.write_text(json.dumps(record))
     rows = [{"step": step, "time": created + step, "eval/score": step / 10} for step in (1, 2, 3)]
     write_rows(folder, rows)
@@ -64,7 +57,7 @@ def make_run(runs: Path, name: str, *events: str, workload: str = "x.y:Z", creat
 
 def write_rows(folder: RunFolder, rows: list[dict]):
     lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder.path / "metrics.jsonl").write_text(lines)
+    folder.metrics.write_text(lines)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +77,8 @@ def test_the_last_ending_decides_the_status(tmp_path, events, status):
     assert summarise(make_run(tmp_path, "a", *events)).status == status
 
 
-def test_a_result_means_finished_and_gives_the_score(tmp_path, toy):
-    folder = make_run(tmp_path, "a", "attempt", "finished", workload=toy)
+def test_a_result_means_finished_and_gives_the_score(tmp_path):
+    folder = make_run(tmp_path, "a", "attempt", "finished")
     folder.result.write_text(json.dumps({"eval/score": 0.75}))
     summary = summarise(folder)
     assert (summary.status, summary.score) == ("finished", 0.75)
@@ -104,25 +97,63 @@ def test_a_held_lock_means_running_and_looking_leaves_it_alone(tmp_path):
         fcntl.flock(next_holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_progress_counts_all_phases_and_the_newest_row(tmp_path, toy):
-    summary = summarise(make_run(tmp_path, "a", "attempt", workload=toy))
-    assert (summary.step, summary.total_steps, summary.score) == (3, 25, 0.3)
+def test_progress_counts_all_phases_and_the_newest_row(tmp_path):
+    summary = summarise(make_run(tmp_path, "a", "attempt"))
+    assert (summary.step, summary.method.total_steps, summary.score) == (3, 25, 0.3)
 
 
-def test_an_uncatalogued_run_counts_the_steps_of_its_recipe(tmp_path):
-    summary = summarise(make_run(tmp_path, "a"))
-    assert (summary.total_steps, summary.score) == (20, None)
+@pytest.mark.parametrize("part", list(METHOD))
+@pytest.mark.parametrize(
+    "value",
+    [None, True, -1, 10**400, [], [[]], {"a": {}}, "\ud800", "absent"],
+    ids=lambda value: ascii(value)[:9],
+)
+def test_a_record_with_a_part_of_another_type_reads_blank_there(tmp_path, part, value):
+    method = {**METHOD, part: value}
+    if value == "absent":
+        del method[part]
+    found = summarise(make_run(tmp_path, "a", method=method))
+    others = {name: METHOD[name] for name in ("name", "summary", "paper", "score", "total_steps")}
+    others.pop(part, None)
+    assert {name: getattr(found.method, name) for name in others} == others
+    assert len(format_table([found]).splitlines()) == 2
 
 
-def test_the_newest_score_may_be_older_than_the_newest_step(tmp_path, toy):
-    folder = make_run(tmp_path, "a", workload=toy)
+@pytest.mark.parametrize("method", [None, [], 3, "toy", {"plots": [None, {"title": 3}, {}]}])
+def test_a_record_without_its_method_is_a_run_all_the_same(tmp_path, method):
+    found = summarise(make_run(tmp_path, "a", method=method))
+    assert (found.method, found.score, found.step) == (Method(), None, 3)
+    assert "3/?" in format_table([found])
+
+
+def test_the_plots_of_a_record_are_read_as_they_were_published(tmp_path):
+    plots = [
+        Plot(title="Score", metrics=("eval/score", "eval/best"), level="start"),
+        Plot(title="Loss", metrics=("train/loss",)),
+    ]
+    workload = Workload(
+        name="toy",
+        summary="",
+        paper="",
+        recipes={},
+        train="",
+        score="eval/score",
+        plots=tuple(plots),
+    )
+    method = describe_method(workload, Recipe(steps=20))
+    found = summarise(make_run(tmp_path, "a", method=method)).method
+    assert found == Method(name="toy", score="eval/score", total_steps=20, plots=tuple(plots))
+
+
+def test_the_newest_score_may_be_older_than_the_newest_step(tmp_path):
+    folder = make_run(tmp_path, "a")
     write_rows(folder, [{"step": 1, "eval/score": 0.5}, {"step": 2, "train/loss": 1.0}])
     summary = summarise(folder)
     assert (summary.step, summary.score) == (2, 0.5)
 
 
-def test_a_long_history_is_read_from_its_end(tmp_path, toy):
-    folder = make_run(tmp_path, "a", workload=toy)
+def test_a_long_history_is_read_from_its_end(tmp_path):
+    folder = make_run(tmp_path, "a")
     padding = "x" * 200
     write_rows(folder, [{"step": step, "eval/score": step, "p": padding} for step in range(20_000)])
     began = time.process_time()
@@ -131,8 +162,8 @@ def test_a_long_history_is_read_from_its_end(tmp_path, toy):
     assert time.process_time() - began < 0.5
 
 
-def test_a_score_that_is_no_number_is_shown_as_such(tmp_path, toy):
-    folder = make_run(tmp_path, "a", workload=toy)
+def test_a_score_that_is_no_number_is_shown_as_such(tmp_path):
+    folder = make_run(tmp_path, "a")
     write_rows(folder, [{"step": 1, "eval/score": "NaN"}])
     assert format_table([summarise(folder)]).splitlines()[1].endswith("nan")
 
@@ -163,12 +194,10 @@ FILES = ("recipe.yaml", "environment.json", "metrics.jsonl", "events.jsonl", "re
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(name=st.sampled_from(FILES), junk=st.binary(max_size=40), share=st.floats(0, 1))
-def test_a_torn_or_foreign_file_never_hides_the_other_runs(
-    tmp_path_factory, toy, name, junk, share
-):
+def test_a_torn_or_foreign_file_never_hides_the_other_runs(tmp_path_factory, name, junk, share):
     runs = tmp_path_factory.mktemp("runs")
-    make_run(runs, "whole", "attempt", workload=toy)
-    torn = make_run(runs, "torn", "attempt", workload=toy)
+    make_run(runs, "whole", "attempt")
+    torn = make_run(runs, "torn", "attempt")
     torn.result.write_text(json.dumps({"eval/score": 0.75}))
     content = (torn.path / name).read_bytes()
     (torn.path / name).write_bytes(content[: int(share * len(content))] + junk)
@@ -222,10 +251,10 @@ def summary_of(**changes) -> RunSummary:
         "fingerprint": "0123456789abcdef",
         "status": "running",
         "step": 5,
-        "total_steps": 20,
         "created": 1e9,
         "restarts": 0,
         "score": 0.5,
+        "method": Method(total_steps=20),
     }
     return RunSummary(**{**values, **changes})
 

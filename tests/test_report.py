@@ -18,23 +18,27 @@ from PIL import Image
 
 from cluster.plots import SMOOTH_ABOVE, plot_lines, plot_phases, plot_time_line, smooth, spread
 from cluster.report import write_report
+from heliostat.folder import RunFolder
 from heliostat.recipe import Recipe
-from heliostat.run import RunFolder
-from heliostat.workload import Plot, Workload
 
 HOSTILE = "\"'><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>{{ 7 * 7 }}"
 
-WORKLOAD = Workload(
-    name="toy",
-    summary="learns to count",
-    paper="Counting, A. Author et al., 2025",
-    recipes={"tiny": Recipe(steps=4)},
-    train="toy:train",
-    plots=(
-        Plot(title="Accuracy", metrics=("eval/greedy", "eval/sampled"), level="start_accuracy"),
-        Plot(title="Never", metrics=("train/nothing",)),
-    ),
-)
+METHOD = {
+    "name": "toy",
+    "summary": "learns to count",
+    "paper": "Counting, A. Author et al., 2025",
+    "score": None,
+    "total_steps": 4,
+    "plots": [
+        {
+            "title": "Accuracy",
+            "metrics": ["eval/greedy", "eval/sampled"],
+            "level": "start_accuracy",
+        },
+        {"title": "Never", "metrics": ["train/nothing"], "level": None},
+    ],
+}
+"""As a launch records it."""
 
 
 class Page(HTMLParser):
@@ -69,7 +73,12 @@ def make_run(root: Path, name: str = "tidal-1", hostile: str = "") -> RunFolder:
     folder.recipe.write_text(Recipe(steps=4).to_yaml() + f"# {hostile}\n")
     record = {
         "id": "0123456789ab",
-        "workload": "toy",
+        "workload": f"toy{hostile}",
+        "method": {
+            **METHOD,
+            "summary": METHOD["summary"] + hostile,
+            "paper": METHOD["paper"] + hostile,
+        },
         "fingerprint": "f" * 16,
         "created": 1e9,
         "code": "c0de" * 4,
@@ -114,14 +123,14 @@ def make_run(root: Path, name: str = "tidal-1", hostile: str = "") -> RunFolder:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    return Page(write_report(make_run(tmp_path_factory.mktemp("runs")), WORKLOAD))
+    return Page(write_report(make_run(tmp_path_factory.mktemp("runs"))))
 
 
 @pytest.fixture(scope="module")
 def hostile_page(tmp_path_factory):
     folder = make_run(tmp_path_factory.mktemp("runs"), "<script>name<", HOSTILE)
     write_json_lines(folder.path / "tables" / "<img onerror=x>.jsonl", [{"a": HOSTILE}])
-    return Page(write_report(folder, WORKLOAD))
+    return Page(write_report(folder))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +182,7 @@ def test_the_page_asks_for_nothing_from_outside(hostile_page):
 
 def test_pictures_are_whole_in_both_schemes_and_lie_beside_the_page(tmp_path):
     folder = make_run(tmp_path)
-    page = Page(write_report(folder, WORKLOAD))
+    page = Page(write_report(folder))
     titles = ["Accuracy", "Time of a step by phase", "Progress by the clock"]
     assert [value for name, value in page.attributes if name == "alt"] == titles
     sources = [base64.b64decode(source.partition(",")[2]) for source in page.sources()]
@@ -189,7 +198,7 @@ def test_samples_are_split_by_right_and_the_newest_come_first(tmp_path):
     folder = make_run(tmp_path)
     rows = [{"step": n, "answer": f"answer-{n}", "right": n % 2 == 0} for n in range(40)]
     write_json_lines(folder.path / "tables" / "answers.jsonl", rows)
-    text = Page(write_report(folder, WORKLOAD)).text
+    text = Page(write_report(folder)).text
     right, wrong = text[text.index("answers: right") :].split("answers: wrong")
     assert "of 20" in right
     assert right.index("answer-38") < right.index("answer-36")
@@ -202,7 +211,7 @@ def test_a_table_without_that_column_stays_whole(tmp_path):
     folder = make_run(tmp_path)
     rows = [{"step": 1, "right": "left", "score": 0.123456}, {"step": 2, "other": None}]
     write_json_lines(folder.path / "tables" / "nested" / "turns.jsonl", rows)
-    text = Page(write_report(folder, WORKLOAD)).text
+    text = Page(write_report(folder)).text
     assert "nested/turns" in text
     assert "0.1235" in text
     assert "nested/turns: " not in text
@@ -212,15 +221,65 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path):
     folder = RunFolder(tmp_path / "young")
     folder.path.mkdir()
     folder.recipe.write_text(Recipe(steps=4).to_yaml())
-    text = Page(write_report(folder, WORKLOAD)).text
+    text = Page(write_report(folder)).text
     assert "interrupted" in text
+    assert "Nothing logged yet." in text
+    folder.record.write_text(json.dumps({"method": METHOD}))
+    text = Page(write_report(folder)).text
+    assert "learns to count" in text
     assert "Nothing logged yet for: Accuracy, Never." in text
+
+
+NASTY = "\ud800 \x00 \x1b[2J $\\frac{ \u202e \n" + "x" * 400
+
+
+@pytest.mark.parametrize(
+    "value", [NASTY, 10**400, -1, 1e308, None, [], {"a": []}], ids=lambda value: ascii(value)[:9]
+)
+def test_no_value_of_a_foreign_run_stops_its_report(tmp_path, value):
+    folder = make_run(tmp_path)
+    plots = [
+        {"title": value, "metrics": ["eval/greedy"]},
+        {"title": "a", "metrics": [value, "eval/greedy"], "level": value},
+        {"title": "b", "metrics": value},
+        value,
+    ]
+    text = value if isinstance(value, str) else "plain"
+    row = {"step": 1, "time": 1e9, "eval/greedy": value, text: 1.0, "perf/step_s": value}
+    write_json_lines(
+        folder.metrics, [row, {**row, "step": value}, {**row, "time": value}, {"step": 1}]
+    )
+    write_json_lines(folder.events.path, [{"event": value, "time": value}, {text: value}])
+    write_json_lines(folder.path / "tables" / "t.jsonl", [{text: value, "right": value}])
+    folder.result.write_text(json.dumps({text: value}))
+    records = [{"method": {**METHOD, "plots": plots}}, {"method": value}, {"created": value}]
+    records += [{"method": {**METHOD, part: value}} for part in METHOD]
+    for record in records:
+        folder.record.write_text(json.dumps(record))
+        assert "tidal-1" in Page(write_report(folder)).text
+
+
+def test_a_report_imports_no_module_that_a_folder_names(tmp_path, monkeypatch):
+    (tmp_path / "intruder.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = make_run(tmp_path)
+    folder.record.write_text(json.dumps({"workload": "intruder:WORKLOAD", "method": METHOD}))
+    assert "intruder:WORKLOAD" in Page(write_report(folder)).text
+
+
+def test_pictures_of_one_title_are_kept_apart(tmp_path):
+    folder = make_run(tmp_path)
+    plots = [{"title": title, "metrics": ["eval/greedy"]} for title in ("A b", "a-b", "/", "!")]
+    folder.record.write_text(json.dumps({"method": {"plots": plots}}))
+    write_report(folder)
+    found = sorted(path.name for path in (folder.path / "plots").glob("*.png"))
+    assert found[:4] == ["a-b-2.png", "a-b.png", "plot-2.png", "plot.png"]
 
 
 def test_a_report_replaces_the_former(tmp_path):
     folder = make_run(tmp_path)
-    first = write_report(folder, WORKLOAD).read_text()
-    assert write_report(folder, WORKLOAD).read_text() == first
+    first = write_report(folder).read_text()
+    assert write_report(folder).read_text() == first
     assert not list(folder.path.glob("*.new"))
 
 
@@ -309,7 +368,7 @@ def test_kills_are_marked_under_the_clock_with_their_number():
 
 
 def test_the_first_attempt_is_no_restart(tmp_path):
-    text = Page(write_report(make_run(tmp_path), WORKLOAD)).text
+    text = Page(write_report(make_run(tmp_path))).text
     assert "restarts1" in text.replace("\n", "").replace(" ", "")
 
 

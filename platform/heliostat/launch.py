@@ -16,17 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heliostat.errors import ActorLost, HeliostatError, RunFailed, Stopped, UsageError
+from heliostat.errors import ActorLost, RunFailed, Stopped, UsageError
+from heliostat.folder import RunFolder, replace_text
 from heliostat.pool import Pool
-from heliostat.provenance import describe_environment
+from heliostat.provenance import code_hash, describe_environment
+from heliostat.rank import Death, train_rank
 from heliostat.recipe import Recipe
-from heliostat.run import Assignment, Run, RunFolder, replace_text
-from heliostat.tracker import Tracker, open_trackers
-from heliostat.workload import Workload, resolve
+from heliostat.run import Assignment
+from heliostat.workload import Workload, pool_hosts, resolve
 
 if TYPE_CHECKING:
-    import torch
-
     from heliostat.progress import Progress
 
 STOP_GRACE_S = 7.0
@@ -76,7 +75,7 @@ def create(order: Order) -> Outcome:
         ) from None
     folder.recipe.write_text(order.recipe.to_yaml())
     record = describe_environment(order.workload, order.spec, order.recipe)
-    folder.record.write_text(json.dumps(record, indent=2))
+    replace_text(folder.record, json.dumps(record, indent=2))
     try:
         return _run(order)
     except UsageError:
@@ -89,16 +88,17 @@ def resume(order: Order) -> Outcome:
     """Continues a run from its newest whole checkpoint, with the recipe it was started with.
 
     Raises:
-        UsageError: the run has finished, or is running now.
+        UsageError: the run has finished or is running now, or the machine lacks what its recipe
+            needs.
         RunFailed: as ``create``.
     """
+    order.recipe.check()
     if order.folder.result.exists():
         raise UsageError(f"run {order.folder.name!r} has finished; see {order.folder.result}")
-    started = json.loads(order.folder.record.read_text())
-    now = describe_environment(order.workload, order.spec, order.recipe)
-    if now["code"] != started["code"]:
+    code = code_hash(order.workload)
+    if code != json.loads(order.folder.record.read_text())["code"]:
         logger.warning("the code has changed since the run began; its numbers may differ")
-        order.folder.events.add("code-changed", code=now["code"])
+        order.folder.events.add("code-changed", code=code)
     return _run(order)
 
 
@@ -162,7 +162,7 @@ def _how_to_resume(folder: RunFolder) -> str:
 @contextmanager
 def _locked(folder: RunFolder) -> Generator[None]:
     """Holds the run for this process; the system lets go of the lock when the process dies."""
-    with (folder.path / ".lock").open("w") as file:
+    with folder.lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -206,18 +206,16 @@ def _pools(order: Order) -> Generator[Mapping[str, Pool[Any]]]:
         return
     from heliostat.ray_session import check_layout, ray_session
 
-    roles = {name: resolve(path) for name, path in order.workload.roles.items()}
-    families = dict(layout.families())
-    hosts = {name: families[role.family] for name, role in roles.items()}
+    hosts = pool_hosts(order.workload, layout)
     check = partial(check_layout, layout, hosts)
     with ray_session(order.address, check):
         from heliostat.ray_pool import RayPool
 
         pools: dict[str, RayPool[Any]] = {}
         try:
-            for name, role in roles.items():
+            for name, path in order.workload.roles.items():
                 if hosts[name].hosts:
-                    events = order.folder.events
+                    role, events = resolve(path), order.folder.events
                     pools[name] = RayPool(name, role, order.recipe, hosts[name], events)
             for pool in pools.values():
                 pool.ready()
@@ -244,21 +242,16 @@ def _train(order: Order, pools: Mapping[str, Pool[Any]]) -> None:
         folder.events.add("attempt", number=assignment.attempt)
         try:
             train(assignment)
+            return
         except Death as error:
             folder.events.add("learner-lost", reason=str(error)[:2000])
+            if death == layout.max_restarts:
+                raise RunFailed(
+                    f"the learner died {death + 1} times, more than layout.max_restarts="
+                    f"{layout.max_restarts} allows; {_how_to_resume(folder)}\n{error}"
+                ) from error
             logger.warning("the learner died and starts again from its last checkpoint: %s", error)
-            last = error
-        else:
-            return
         time.sleep(min(30.0, 2.0**death))
-    raise RunFailed(
-        f"the learner died {layout.max_restarts + 1} times, more than layout.max_restarts="
-        f"{layout.max_restarts} allows; {_how_to_resume(folder)}\n{last}"
-    )
-
-
-class Death(HeliostatError, RuntimeError):
-    """A process of the run died through no fault of the method."""
 
 
 def _train_here(assignment: Assignment) -> None:
@@ -275,44 +268,3 @@ def _train_on_ray(assignment: Assignment) -> None:
     from heliostat.ray_train import fit
 
     fit(assignment)
-
-
-def train_rank(assignment: Assignment, rank: int, world: int, device: torch.device | None) -> None:
-    """Runs the method's ``train`` on one rank; rank 0 tracks, and writes the final metrics."""
-    folder = assignment.folder
-    tracker = _tracker(assignment) if rank == 0 else _Silent()
-    run = Run[Recipe](assignment, tracker, rank, world, device)
-    try:
-        metrics = resolve(assignment.workload.train)(run)
-    except BaseException:
-        tracker.finish(1)
-        raise
-    tracker.finish(0)
-    if rank == 0:
-        replace_text(folder.result, json.dumps(dict(metrics), indent=2))
-
-
-class _Silent:
-    """Tracks nothing: the ranks but the first."""
-
-    def log(self, metrics: object, step: int) -> None: ...
-    def log_table(self, name: str, columns: object, rows: object, step: int) -> None: ...
-    def log_histogram(self, name: str, values: object, step: int) -> None: ...
-    def log_figure(self, name: str, figure: object, step: int) -> None: ...
-    def rewind(self, step: int) -> None: ...
-    def finish(self, exit_code: int = 0) -> None: ...
-
-
-def _tracker(assignment: Assignment) -> Tracker:
-    folder = assignment.folder
-    record = json.loads(folder.record.read_text())
-    return open_trackers(
-        folder.path,
-        run_id=record["id"],
-        name=folder.name,
-        group=record["workload"],
-        job_type="train",
-        config={**assignment.recipe.to_dict(), "code": record["code"]},
-        wandb=None,
-        tensorboard=assignment.tensorboard,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar, cast
 
@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_state_dict,
+    set_model_state_dict,
     set_state_dict,
 )
 from torch.distributed.fsdp import fully_shard
@@ -22,20 +23,22 @@ from heliostat.recipe import Layout
 from heliostat.weights import Weights
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+Optimizers = Optimizer | Sequence[Optimizer]
+"""One optimiser, or several that share out the parameters."""
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class Learner(Generic[ModuleT]):
     """Trains ``model`` as the layout says: plain, data-parallel (ddp) or sharded (fsdp).
 
-    Every rank calls every method; gradients are averaged over ranks, so that a loss must be the
-    mean over the rank's own share of the batch.
+    Every rank calls every method. Gradients are averaged over ranks: a loss is the mean over the
+    rank's own share of the batch, or the share's part of a mean over all, times the ranks.
     """
 
     def __init__(
         self,
         model: ModuleT,
-        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        optimizers: Callable[[ModuleT], Optimizers],
         layout: Layout,
         device: torch.device,
         world: int,
@@ -53,7 +56,7 @@ class Learner(Generic[ModuleT]):
                     for block in module:
                         fully_shard(block)
             fully_shard(self.model)
-        self.optimizer = optimizer(self.model.parameters())
+        self.restart(optimizers)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Returns the context for forward passes at the layout's precision."""
@@ -61,39 +64,56 @@ class Learner(Generic[ModuleT]):
             return nullcontext()
         return torch.autocast(self._device.type, torch.bfloat16)
 
-    def step(
-        self, loss: torch.Tensor, *, lr: float | None = None, max_norm: float = float("inf")
-    ) -> float:
-        """Takes one optimiser step on ``loss`` (a scalar) and clears the gradients.
+    def backward(self, loss: torch.Tensor) -> None:
+        """Adds the gradients of one micro-batch's loss (a scalar with a graph).
+
+        Every rank must call it equally often before each ``step``.
+        """
+        loss.backward()
+
+    def step(self, rate: float = 1.0, max_norm: float = float("inf")) -> float:
+        """Takes one optimiser step on the gradients so far and clears them.
 
         Args:
-            loss: scalar with a graph.
-            lr: learning rate of this step for every group; None keeps the optimiser's own.
+            rate: share of each group's initial learning rate that this step takes.
             max_norm: gradients are scaled down to this global 2-norm.
 
         Returns:
             The global 2-norm of the gradients before clipping.
         """
-        loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
-        if lr is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         full = getattr(norm, "full_tensor", None)  # sharded gradients give a sharded norm
         return float(full() if full else norm)
 
+    def restart(self, optimizers: Callable[[ModuleT], Optimizers]) -> None:
+        """Begins a new phase: replaces the optimisers and forgets what they knew."""
+        made = optimizers(self.model)
+        self._optimizers = (made,) if isinstance(made, Optimizer) else tuple(made)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["initial_lr"] = group["lr"]
+
     def state(self) -> dict[str, Any]:
         """Returns model and optimiser, gathered whole on rank 0's CPU; other ranks may get none."""
-        model, optimizer = get_state_dict(self.model, self.optimizer, options=_FULL)
+        if not any(optimizer.state for optimizer in self._optimizers):
+            # get_state_dict would take a step to make one, and Adam would count it
+            return {"model": full_state(self.model), "optimizer": {}}
+        model, optimizer = get_state_dict(self.model, self._optimizers, options=_FULL)
         return {"model": dict(model), "optimizer": dict(optimizer)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restores what ``state`` returned, on any number of ranks."""
+        if not state["optimizer"]:
+            load_full_state(self.model, state["model"])
+            return
         set_state_dict(
             self.model,
-            self.optimizer,
+            self._optimizers,
             model_state_dict=dict(state["model"]),
             optim_state_dict=dict(state["optimizer"]),
             options=_FULL,
@@ -103,3 +123,13 @@ class Learner(Generic[ModuleT]):
         """Snapshots the model for the actors, gathering shards where there are any."""
         whole = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
         return Weights.of_tensors(cast("dict[str, torch.Tensor]", whole), version)
+
+
+def full_state(module: nn.Module) -> dict[str, Any]:
+    """Returns a module's state, gathered whole on rank 0's CPU; other ranks may get none."""
+    return dict(get_model_state_dict(module, options=_FULL))
+
+
+def load_full_state(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Restores what ``full_state`` returned, on any number of ranks."""
+    set_model_state_dict(module, dict(state), options=_FULL)

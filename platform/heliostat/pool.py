@@ -14,7 +14,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from heliostat.errors import RoleFailed
 from heliostat.recipe import Family, Recipe
@@ -43,6 +43,7 @@ class Member:
         return derive(self.run_seed, self.role, self.index, *path)
 
 
+@runtime_checkable
 class Role(Protocol):
     """A class that a pool can carry."""
 
@@ -62,6 +63,7 @@ def is_idempotent(method: Callable[..., Any]) -> bool:
     return getattr(method, "__idempotent__", False)
 
 
+@runtime_checkable
 class Pending(Protocol[R_co]):
     """An answer under way."""
 
@@ -135,15 +137,17 @@ class Pool(ABC, Generic[RoleT]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready(Generic[R]):
-    """An answer that is there already."""
+class Ready(Generic[R]):
+    """A ``Pending`` whose answer is there already."""
 
     value: R
 
     def done(self) -> bool:
+        """Always True."""
         return True
 
     def result(self, deadline_s: float | None = None) -> R:  # noqa: ARG002 - nothing to wait for
+        """Returns the answer at once."""
         return self.value
 
 
@@ -169,19 +173,18 @@ class LocalPool(Pool[RoleT]):
     ) -> Pending[list[R]]:
         answers: list[R] = []
         for member, own in calls:
+            function = getattr(self._members[member], method.__name__)
             try:
-                answers.append(method(self._members[member], *own, *shared, **named))
+                answers.append(function(*own, *shared, **named))
             except Exception as error:
-                raise role_failed(self.name, member, method, "this process", error) from error
-        return _Ready(answers)
+                here = "this process"
+                raise role_failed(self.name, member, method.__name__, here, error) from error
+        return Ready(answers)
 
 
-def role_failed(
-    pool: str, member: int, method: Callable[..., Any], node: str, error: Exception
-) -> RoleFailed:
+def role_failed(pool: str, member: int, method: str, node: str, error: Exception) -> RoleFailed:
     """Describes an exception of a role's method: who, where, and the original traceback."""
     text = "".join(traceback.format_exception(error)).rstrip()
     return RoleFailed(
-        f"{pool}[{member}].{method.__name__} on {node} raised {type(error).__name__}: {error}\n"
-        f"{text}"
+        f"{pool}[{member}].{method} on {node} raised {type(error).__name__}: {error}\n{text}"
     )

@@ -8,6 +8,7 @@ import os
 import platform
 import time
 import uuid
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ def describe_environment(workload: Workload, spec: str, recipe: Recipe) -> dict[
     return {
         "id": uuid.uuid4().hex[:12],
         "workload": spec,
+        "method": describe_method(workload, recipe),
         "fingerprint": recipe.fingerprint(),
         "created": time.time(),
         "code": code_hash(workload),
@@ -33,6 +35,18 @@ def describe_environment(workload: Workload, spec: str, recipe: Recipe) -> dict[
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+    }
+
+
+def describe_method(workload: Workload, recipe: Recipe) -> dict[str, Any]:
+    """Returns what a reader of the run folder needs, so that none has to import the workload."""
+    return {
+        "name": workload.name,
+        "summary": workload.summary,
+        "paper": workload.paper,
+        "score": workload.score,
+        "total_steps": recipe.total_steps,
+        "plots": [asdict(plot) for plot in workload.plots],
     }
 
 

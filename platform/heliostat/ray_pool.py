@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -46,16 +46,18 @@ class Host:
 
     def call(
         self,
-        method: Callable[..., R],
-        calls: Sequence[tuple[int, tuple[object, ...]]],
+        method: str,
+        members: list[int],
+        own: list[tuple[object, ...]],
         named: dict[str, object],
         *shared: object,
-    ) -> list[R] | RoleFailed:
-        """Calls the method on each (member, own arguments); a failure is returned, not raised."""
-        answers: list[R] = []
-        for member, own in calls:
+    ) -> list[Any] | RoleFailed:
+        """Calls the method on each member in turn; a failure is returned, not raised."""
+        answers: list[Any] = []
+        for member, arguments in zip(members, own, strict=True):
+            function = getattr(self._members[member], method)
             try:
-                answers.append(method(self._members[member], *own, *shared, **named))
+                answers.append(function(*arguments, *shared, **named))
             except Exception as error:  # noqa: BLE001 - travels to the caller, which raises it
                 return role_failed(self._name, member, method, self.describe(), error)
         return answers
@@ -109,7 +111,7 @@ class RayPool(Pool[RoleT]):
             RoleFailed: a constructor raised.
             DeadlineExceeded: a host did not start within ``layout.start_deadline_s``.
         """
-        deadline = time.monotonic() + self.layout.start_deadline_s
+        deadline = _Deadline(self.layout.start_deadline_s)
         for index, host in enumerate(self._hosts):
             waiting = f"host {index} of {len(self._hosts)} of pool {self.name!r} to start"
             try:
@@ -134,21 +136,26 @@ class RayPool(Pool[RoleT]):
         positions: dict[int, list[int]] = {}
         for position, (member, _) in enumerate(calls):
             positions.setdefault(self._host_of[member], []).append(position)
-        shares = [
-            _Share(host, where, (method, [calls[i] for i in where], named, *arguments))
-            for host, where in positions.items()
-        ]
-        for share in shares:
-            share.answer = self._hosts[share.host].call.remote(*share.arguments)
+        shares: list[_Share] = []
+        for host, where in positions.items():
+            members = [calls[i][0] for i in where]
+            own = [calls[i][1] for i in where]
+            share = _Share(host, where, (method.__name__, members, own, named, *arguments))
+            self._send(share)
+            shares.append(share)
         return _RayPending(self, method, shares, len(calls))
 
-    def collect(self, share: _Share, method: Callable[..., R], deadline: float) -> list[R]:
+    def _send(self, share: _Share) -> None:
+        share.answer = self._hosts[share.host].call.remote(*share.arguments)
+
+    def collect(
+        self, share: _Share, method: Callable[..., R], deadline: _Deadline
+    ) -> list[R] | RoleFailed:
         """Waits for one host's share of a call, repeating it where the host died and it may."""
         where = f"{self.name}.{method.__name__} on host {share.host}, {self.places[share.host]}"
         while True:
             try:
-                answers = _get(share.answer, deadline, where)
-                break
+                return _get(share.answer, deadline, where)
             except RayActorError as error:
                 self._events.add("host-lost", pool=self.name, host=share.host, call=where)
                 if isinstance(error, ActorDiedError) and not self._await_restart(share, deadline):
@@ -157,12 +164,9 @@ class RayPool(Pool[RoleT]):
                     reason = "the method is not marked idempotent, so it was not repeated"
                     raise self._lost(share, where, reason, error) from error
                 self._await_restart(share, deadline)
-                share.answer = self._hosts[share.host].call.remote(*share.arguments)
-        if isinstance(answers, RoleFailed):
-            raise answers
-        return answers
+                self._send(share)
 
-    def _await_restart(self, share: _Share, deadline: float) -> bool:
+    def _await_restart(self, share: _Share, deadline: _Deadline) -> bool:
         """Waits until the host answers again; False where Ray gave it up."""
         while True:
             waiting = f"host {share.host} of pool {self.name!r} to restart"
@@ -171,8 +175,8 @@ class RayPool(Pool[RoleT]):
             except ActorDiedError:
                 return False
             except RayActorError:
-                if time.monotonic() > deadline:
-                    raise DeadlineExceeded(f"waited for {waiting} past the deadline") from None
+                if not deadline.left:
+                    raise _late(deadline, waiting) from None
                 time.sleep(_RETRY_PAUSE_S)
                 continue
             if place != self.places[share.host]:
@@ -181,7 +185,7 @@ class RayPool(Pool[RoleT]):
             return True
 
     def _lost(self, share: _Share, where: str, why: str, error: Exception) -> ActorLost:
-        members = [member for member, _ in share.arguments[1]]
+        members = share.arguments[1]
         return ActorLost(f"{where} died during a call on members {members}; {why}\n{error}")
 
 
@@ -207,14 +211,31 @@ class _RayPending(Generic[R]):
         return not refs or not ray.wait(refs, num_returns=len(refs), timeout=0)[1]
 
     def result(self, deadline_s: float | None = None) -> list[R]:
-        seconds = self.pool.layout.call_deadline_s if deadline_s is None else deadline_s
-        deadline = time.monotonic() + seconds
+        deadline = _Deadline(self.pool.layout.call_deadline_s if deadline_s is None else deadline_s)
+        refs: list[Any] = [share.answer for share in self.shares]
+        try:
+            parts: list[Any] = ray.get(refs, timeout=deadline.left)
+        except (RayActorError, GetTimeoutError):  # one by one, to tell and repeat what is missing
+            parts = [self.pool.collect(share, self.method, deadline) for share in self.shares]
         answers: list[Any] = [None] * self.size
-        for share in self.shares:
-            got = self.pool.collect(share, self.method, deadline)
-            for position, answer in zip(share.positions, got, strict=True):
+        for share, part in zip(self.shares, parts, strict=True):
+            if isinstance(part, RoleFailed):
+                raise part
+            for position, answer in zip(share.positions, part, strict=True):
                 answers[position] = answer
         return answers
+
+
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    """A number of seconds from now."""
+
+    seconds: float
+    start: float = field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.start + self.seconds - time.monotonic())
 
 
 _in_store: WeakKeyDictionary[Weights, Any] = WeakKeyDictionary()
@@ -232,9 +253,12 @@ def _stored(argument: object) -> object:
     return argument
 
 
-def _get(ref: Any, deadline: float, waiting: str) -> Any:  # noqa: ANN401 - any role's answer
-    seconds = max(0.0, deadline - time.monotonic())
+def _get(ref: Any, deadline: _Deadline, waiting: str) -> Any:  # noqa: ANN401 - any role's answer
     try:
-        return ray.get(ref, timeout=seconds)
+        return ray.get(ref, timeout=deadline.left)
     except GetTimeoutError:
-        raise DeadlineExceeded(f"waited {seconds:.0f} s for {waiting}; it did not answer") from None
+        raise _late(deadline, waiting) from None
+
+
+def _late(deadline: _Deadline, waiting: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"waited {deadline.seconds:g} s for {waiting}; it did not answer")

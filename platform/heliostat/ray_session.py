@@ -10,11 +10,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 from heliostat.errors import RunFailed, UsageError
-from heliostat.recipe import Hosts, Layout
+from heliostat.recipe import Hosts, Layout, demands
 
 if "ray" not in sys.modules:
     # Ray reads this once, when it is imported; without it an explicit address never sends a token.
@@ -46,7 +45,7 @@ def ray_session(address: str | None, check: Callable[[Nodes], None]) -> Generato
         check(_nodes())
         yield
         return
-    address = address or os.environ.get("RAY_ADDRESS")
+    address = address or os.environ.get("RAY_ADDRESS") or None
     if address is None:
         check([{"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}])
     folder = None if address else tempfile.mkdtemp(prefix="heliostat-")
@@ -65,6 +64,7 @@ def _connect(address: str | None, folder: str | None) -> None:
     if folder is not None:
         if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # known to this Ray alone
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # nobody preempts us
         settings |= {
             "address": "local",
             "num_cpus": os.cpu_count(),
@@ -82,14 +82,6 @@ def _connect(address: str | None, folder: str | None) -> None:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Demand:
-    what: str
-    count: int
-    cpus: float
-    gpus: float
-
-
 def check_layout(layout: Layout, pools: Mapping[str, Hosts], nodes: Nodes) -> None:
     """Refuses a layout that the nodes can never hold.
 
@@ -101,20 +93,20 @@ def check_layout(layout: Layout, pools: Mapping[str, Hosts], nodes: Nodes) -> No
     Raises:
         UsageError: a table of what is requested beside what there is.
     """
-    demands = list(_demands(layout, pools))
+    wanted = demands(layout, pools)
     total = {kind: sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU")}
     best = {kind: max((n.get(kind, 0) for n in nodes), default=0) for kind in ("CPU", "GPU")}
     asked = {
-        "CPU": sum(demand.count * demand.cpus for demand in demands),
-        "GPU": sum(demand.count * demand.gpus for demand in demands),
+        "CPU": sum(demand.count * demand.cpus for demand in wanted),
+        "GPU": sum(demand.count * demand.gpus for demand in wanted),
     }
     fits = all(asked[kind] <= total[kind] for kind in asked) and all(
-        demand.cpus <= best["CPU"] and demand.gpus <= best["GPU"] for demand in demands
+        demand.cpus <= best["CPU"] and demand.gpus <= best["GPU"] for demand in wanted
     )
     if fits:
         return
     rows = [f"  {'requested':<24}{'count':>6}{'CPUs each':>11}{'GPUs each':>11}"]
-    rows += [f"  {d.what:<24}{d.count:>6}{d.cpus:>11g}{d.gpus:>11g}" for d in demands]
+    rows += [f"  {d.what:<24}{d.count:>6}{d.cpus:>11g}{d.gpus:>11g}" for d in wanted]
     rows += [f"  {'':<24}{'':>6}{'CPUs':>11}{'GPUs':>11}"]
     for label, amounts in (
         ("requested in all", asked),
@@ -131,12 +123,3 @@ def check_layout(layout: Layout, pools: Mapping[str, Hosts], nodes: Nodes) -> No
 def _nodes() -> Nodes:
     nodes = cast("list[dict[str, Any]]", ray.nodes())
     return [node["Resources"] for node in nodes if node["Alive"]]
-
-
-def _demands(layout: Layout, pools: Mapping[str, Hosts]) -> Generator[_Demand]:
-    if layout.learners:
-        count = layout.min_learners or layout.learners
-        yield _Demand("learners", count, layout.learner_cpus, layout.learner_gpus)
-    for name, hosts in pools.items():
-        if hosts.hosts:
-            yield _Demand(f"pool {name}", hosts.hosts, hosts.cpus, hosts.gpus)

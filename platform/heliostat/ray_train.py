@@ -17,10 +17,10 @@ import ray
 import torch
 from ray import train
 from ray.exceptions import RayActorError
-from ray.train.torch import TorchTrainer
+from ray.train.torch import TorchTrainer, get_device
 
 from heliostat.errors import ActorLost, RunFailed, Stopped
-from heliostat.launch import Death, train_rank
+from heliostat.rank import Death, train_rank
 from heliostat.recipe import Layout
 from heliostat.run import Assignment
 
@@ -45,7 +45,7 @@ def fit(assignment: Assignment) -> None:
         scaling_config=_scaling(layout),
         run_config=train.RunConfig(
             name=f"attempt-{assignment.attempt}",
-            storage_path=str(assignment.folder.path / "ray_train"),
+            storage_path=str(assignment.folder.path / ".ray_train"),
             failure_config=train.FailureConfig(
                 max_failures=0, controller_failure_limit=_START_TRIES
             ),
@@ -83,7 +83,7 @@ def _rank(config: dict[str, Any]) -> None:
     assignment = cast("Assignment", config["assignment"])
     torch.set_num_threads(max(1, int(assignment.recipe.layout.learner_cpus)))
     context = train.get_context()
-    device = train.torch.get_device()
+    device = get_device()
     try:
         train_rank(assignment, context.get_world_rank(), context.get_world_size(), device)
     except Stopped:

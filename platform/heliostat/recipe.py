@@ -78,11 +78,22 @@ class Layout:
         """Whether any part of the layout needs a Ray cluster."""
         return self.learners > 0 or any(hosts.hosts for _, hosts in self.families())
 
-    def families(self) -> Iterable[tuple[Family, Hosts]]:
+    def families(self) -> Iterable[tuple[str, Hosts]]:
         """Yields each role family with its actors."""
         yield "data", self.data
         yield "environment", self.environment
         yield "evaluation", self.evaluation
+
+    def hosts_of(self, family: str) -> Hosts:
+        """Returns the actors of a role family.
+
+        Raises:
+            UsageError: there is no such family; the message gives the nearest.
+        """
+        families = dict(self.families())
+        if family not in families:
+            raise UsageError(nearest(family, list(families), "role family"))
+        return families[family]
 
     @classmethod
     def in_process(cls) -> Self:
@@ -125,6 +136,35 @@ class Layout:
             environment=Hosts(hosts=8, members=8, cpus=4, gpus=1),
             evaluation=Hosts(hosts=2, members=2, cpus=2, gpus=1),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Equal processes that a layout asks a cluster for."""
+
+    what: str
+    count: int
+    cpus: float
+    """CPUs of each."""
+    gpus: float
+    """GPUs of each."""
+
+
+def demands(layout: Layout, pools: Mapping[str, Hosts]) -> list[Demand]:
+    """Returns what a layout asks a cluster for; an elastic layout asks for its least.
+
+    Args:
+        layout: gives the learners.
+        pools: pool name -> its host actors; a pool without any asks for nothing.
+    """
+    found: list[Demand] = []
+    if layout.learners:
+        count = layout.min_learners or layout.learners
+        found.append(Demand("learners", count, layout.learner_cpus, layout.learner_gpus))
+    for name, hosts in pools.items():
+        if hosts.hosts:
+            found.append(Demand(f"{name} hosts", hosts.hosts, hosts.cpus, hosts.gpus))
+    return found
 
 
 _PRESETS = {

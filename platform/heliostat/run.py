@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from heliostat import checkpoint
 from heliostat.checkpoint import State
 from heliostat.errors import Stopped
-from heliostat.events import EventLog
+from heliostat.folder import RunFolder
 from heliostat.pool import LocalPool, Member, Pool
 from heliostat.recipe import Recipe
 from heliostat.seeding import derive
@@ -24,65 +23,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from heliostat.learner import Learner
+    from heliostat.learner import Learner, Optimizers
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 RoleT = TypeVar("RoleT")
+Value = TypeVar("Value")
 ModuleT = TypeVar("ModuleT", bound="nn.Module")
-
-
-@dataclass(frozen=True, slots=True)
-class RunFolder:
-    """What a run leaves behind, and where."""
-
-    path: Path
-
-    @property
-    def name(self) -> str:
-        """The run's name."""
-        return self.path.name
-
-    @property
-    def recipe(self) -> Path:
-        """The resolved recipe, YAML."""
-        return self.path / "recipe.yaml"
-
-    @property
-    def record(self) -> Path:
-        """What was launched, when and on what: workload, versions, hardware, code hash."""
-        return self.path / "environment.json"
-
-    @property
-    def result(self) -> Path:
-        """The final metrics, written when the run has finished."""
-        return self.path / "result.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def stop(self) -> Path:
-        """Exists while the run is asked to save and leave."""
-        return self.path / "stop"
-
-    @property
-    def attempt(self) -> Path:
-        """Number of the attempt that may write; an older one that still lives must not."""
-        return self.path / "attempt"
-
-    @property
-    def events(self) -> EventLog:
-        """The run's diary."""
-        return EventLog(self.path / "events.jsonl")
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Writes a small file so that a reader finds the old text or the new, never a part."""
-    partial = path.with_name(path.name + ".new")
-    partial.write_text(text)
-    partial.replace(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +87,7 @@ class Run(Generic[RecipeT]):
             )
         name = self._names[role]
         if name not in self._pools:
-            hosts = dict(self.recipe.layout.families())[cast("Any", role).family]
+            hosts = self.recipe.layout.hosts_of(cast("Any", role).family)
             make = cast("Callable[[Any, Member], RoleT]", role)
             self._pools[name] = LocalPool(name, make, self.recipe, hosts.num_members)
         return self._pools[name]
@@ -149,16 +95,44 @@ class Run(Generic[RecipeT]):
     def learner(
         self,
         model: ModuleT,
-        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+        optimizers: Callable[[ModuleT], Optimizers],
     ) -> Learner[ModuleT]:
         """Returns the model prepared for this layout's ranks, device and precision."""
         from heliostat.learner import Learner
 
-        return Learner(model, optimizer, self.recipe.layout, self.device, self.world)
+        return Learner(model, optimizers, self.recipe.layout, self.device, self.world)
 
     def seed(self, *path: str | int) -> int:
         """Returns the seed in [0, 2**63) of the run's stream ``path``, equal on every rank."""
         return derive(self.recipe.seed, *path)
+
+    def sum(self, value: float) -> float:
+        """Adds a number over all ranks; every rank gets the total."""
+        return self._reduce(value, "SUM")
+
+    def largest(self, value: float) -> float:
+        """Returns the largest of the ranks' numbers to every rank."""
+        return self._reduce(value, "MAX")
+
+    def gather(self, value: Value) -> list[Value]:
+        """Returns every rank's value to every rank, in the order of ranks."""
+        if self.world == 1:
+            return [value]
+        from torch import distributed
+
+        values: list[Any] = [None] * self.world
+        distributed.all_gather_object(values, value)
+        return values
+
+    def _reduce(self, value: float, operation: str) -> float:
+        if self.world == 1:
+            return value
+        import torch
+        from torch import distributed
+
+        total = torch.tensor(value, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(total, getattr(distributed.ReduceOp, operation))
+        return float(total)
 
     def restore(self) -> State | None:
         """Returns the newest whole checkpoint's state, or None where the run is new.
@@ -208,12 +182,21 @@ class Run(Generic[RecipeT]):
             self._last_report = now
             self.tracker.log({**metrics, **timed}, step)
         self._phases.clear()
-        if self._workload.score is not None:
-            self._score = metrics.get(self._workload.score, self._score)
+        self._keep_score(metrics)
         if stop or self.due(step):
             self._save(step, state())
         if stop:
             raise Stopped(f"stopped after step {step}, whose checkpoint is saved")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Logs metrics of an earlier step, such as scores that evaluation actors sent late."""
+        self._keep_score(metrics)
+        if self.rank == 0:
+            self.tracker.log(metrics, step)
+
+    def _keep_score(self, metrics: Mapping[str, float]) -> None:
+        if self._workload.score is not None:
+            self._score = metrics.get(self._workload.score, self._score)
 
     def _save(self, step: int, state: State) -> None:
         if self.rank == 0:
@@ -223,16 +206,9 @@ class Run(Generic[RecipeT]):
 
     def _must_stop(self) -> bool:
         """Rank 0 looks at the run folder and tells the other ranks what it saw."""
-        import torch
-        from torch import distributed
-
         stop = False
         if self.rank == 0:
             if int(self.folder.attempt.read_text()) != self._attempt:
                 raise Stopped(f"attempt {self._attempt} was replaced by a newer one")
             stop = self.folder.stop.exists()
-        if self.world > 1:
-            flag = torch.tensor(int(stop), device=self.device)
-            distributed.broadcast(flag, src=0)
-            stop = bool(flag.item())
-        return stop
+        return self.largest(stop) > 0

@@ -29,7 +29,7 @@ class Weights:
     """uint8 of shape [bytes], read-only."""
     index: tuple[tuple[str, str, tuple[int, ...], int], ...]
     """(name, dtype, shape, offset in bytes) of each array, in the order given."""
-    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    key: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False)
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray], version: int) -> Self:

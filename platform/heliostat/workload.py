@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from heliostat.errors import UsageError
-from heliostat.recipe import Recipe, nearest
+from heliostat.recipe import Hosts, Layout, Recipe, nearest
 
 OWN_PACKAGES = ("heliostat", "algorithms", "envs", "cluster")
 """Top-level packages of this project, which a user's folder must not shadow."""
@@ -64,6 +63,15 @@ class Workload:
         return self.recipes[name]
 
 
+def pool_hosts(workload: Workload, layout: Layout) -> dict[str, Hosts]:
+    """Returns pool name -> its host actors, by the family of its role; imports the roles.
+
+    Raises:
+        UsageError: an import path leads nowhere, or a role's family is unknown.
+    """
+    return {name: layout.hosts_of(resolve(path).family) for name, path in workload.roles.items()}
+
+
 def load(spec: str, catalog: Mapping[str, str]) -> tuple[Workload, str | None]:
     """Finds ``NAME[:RECIPE]`` in the catalogue or ``package.module:ATTRIBUTE[:RECIPE]``.
 
@@ -96,13 +104,11 @@ def refuse_shadowing(folder: Path) -> None:
     Raises:
         UsageError: names both paths.
     """
+    home = Path(__file__).parents[1]  # of an installation; a checkout holds the others one above
     for package in OWN_PACKAGES:
         theirs = folder / package
-        origin = importlib.util.find_spec(package)
-        if origin is None or origin.origin is None or not (theirs / "__init__.py").exists():
-            continue
-        ours = Path(origin.origin).parent
-        if not theirs.samefile(ours):
+        ours = home / package if (home / package).exists() else home.parent / package
+        if (theirs / "__init__.py").exists() and not (ours.exists() and theirs.samefile(ours)):
             raise UsageError(
                 f"the folder {theirs} has the name of heliostat's own package {ours}; "
                 "rename it or start from another folder"

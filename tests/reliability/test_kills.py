@@ -17,9 +17,9 @@ from toy_package.workload import WORKLOAD
 
 from heliostat import launch
 from heliostat.errors import RunFailed
+from heliostat.folder import RunFolder
 from heliostat.launch import Order, Outcome
 from heliostat.recipe import Hosts, Layout
-from heliostat.run import RunFolder
 from heliostat.tracker import read_metrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

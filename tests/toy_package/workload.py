@@ -62,7 +62,7 @@ def train(run: Run[ToyRecipe]) -> Mapping[str, float]:
     recipe = run.recipe
     model = torch.nn.Linear(3, 1, bias=False)
     torch.nn.init.normal_(model.weight, generator=torch_generator(recipe.seed, "model"))
-    learner = run.learner(model, lambda parameters: torch.optim.AdamW(parameters, lr=recipe.lr))
+    learner = run.learner(model, lambda m: torch.optim.AdamW(m.parameters(), lr=recipe.lr))
     rows = Stream(run.pool(Rows), Rows, run.seed("rows"))
     step = 0
     if state := run.restore():
@@ -76,7 +76,8 @@ def train(run: Run[ToyRecipe]) -> Mapping[str, float]:
         targets = torch.from_numpy(np.concatenate([part for _, part in halves]))
         predicted = learner.forward(torch.from_numpy(batch)).squeeze(1)
         loss = (predicted - targets).square().mean()
-        learner.step(loss, max_norm=1.0)
+        learner.backward(loss)
+        learner.step(max_norm=1.0)
         step += 1
         run.report(
             step,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class Step:
     """Whatever else the episode's record should hold, one array a name."""
 
 
+@runtime_checkable
 class Environment(Protocol):
     """A batch of environments that begin together; those that ended wait for the others."""
 
@@ -57,6 +58,7 @@ class Environment(Protocol):
         ...
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Chooses actions for a batch."""
 
@@ -82,6 +84,16 @@ class Episodes:
     def __getitem__(self, name: str) -> np.ndarray:
         """Returns one field, [time, batch, ...]."""
         return self.fields[name]
+
+    def state(self) -> dict[str, Any]:
+        """Returns the episodes as a checkpoint can hold them."""
+        return {"version": self.version, "seed": self.seed, "fields": dict(self.fields)}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Episodes:
+        """Rebuilds what ``state`` returned, from a checkpoint's tensors."""
+        fields = {name: np.asarray(value) for name, value in state["fields"].items()}
+        return cls(state["version"], state["seed"], fields)
 
     @property
     def returns(self) -> np.ndarray:
@@ -136,9 +148,8 @@ class GymnasiumEnvironment:
     def __init__(self, name: str, num_envs: int, **settings: object) -> None:
         import gymnasium
 
-        self._envs = gymnasium.make_vec(
-            name, num_envs=num_envs, vectorization_mode="sync", **settings
-        )
+        make = cast("Any", gymnasium).make_vec
+        self._envs = make(name, num_envs=num_envs, vectorization_mode="sync", **settings)
 
     def reset(self, task: None, seed: int) -> np.ndarray:  # noqa: ARG002 - the name is the task
         """Begins ``num_envs`` episodes."""

@@ -1,1 +1,1 @@
-"""Contracts that every role, environment and workload must keep, and fakes to test against."""
+"""Contracts that every role, environment and workload must keep."""

@@ -1,0 +1,103 @@
+"""Scores beside training: validation while it goes on, the held-out test before and after RL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from algorithms.t1.roles import Problems, Solvers
+from algorithms.t1.tasks import Row, Split, Task
+from algorithms.t1.updates import Batch
+from algorithms.t1.workload import T1Recipe
+from heliostat import Pending, Run, Weights
+from heliostat.actors.environment import Job
+from heliostat.actors.evaluation import Score, merge
+
+_PROMPTS_PER_JOB = 256
+_SAMPLES = 8
+
+TEMPERATURES = {"": 1.0, "_t05": 0.5}
+"""Suffix of a score's name -> temperature; the first is sampled ``test_answers`` times."""
+
+
+class Examiner:
+    """Rank 0's view of the solvers; on the other ranks it does nothing."""
+
+    def __init__(self, run: Run[T1Recipe]) -> None:
+        self._run = run
+        self._rows: dict[Split, list[Row]] = {}
+        self._pending: list[Pending[list[Score]]] = []
+        self.scores: dict[str, float] = {}
+        """Final metrics so far."""
+
+    def validate(self, weights: Weights) -> None:
+        """Starts scoring on validation prompts at temperature 1 and logs what has come in."""
+        if self._run.rank == 0:
+            self._pending.append(self._start("validation", weights, 1.0, 1))
+            self.collect(wait=False)
+
+    def collect(self, wait: bool) -> None:
+        """Logs finished scores at the step of the weights that earned them; may wait for all."""
+        while self._pending and (wait or self._pending[0].done()):
+            score = merge(self._pending.pop(0).result())
+            metrics = {f"eval/{name}": value for name, value in score.means.items()}
+            self._run.log(score.version, metrics)
+
+    def test(self, weights: Weights, prefix: str) -> None:
+        """Scores on the held-out test prompts at both temperatures, as ``<prefix>accuracy`` etc."""
+        if self._run.rank != 0:
+            return
+        answers = {"": self._run.recipe.test_answers, "_t05": 1}
+        started = {
+            suffix: self._start("test", weights, temperature, answers[suffix])
+            for suffix, temperature in TEMPERATURES.items()
+        }
+        for suffix, pending in started.items():
+            score = merge(pending.result())
+            assert score.version == weights.version, "a score must belong to the weights it names"
+            means = {f"{prefix}{name}{suffix}": value for name, value in score.means.items()}
+            self.scores |= means
+        self.scores[f"{prefix}prompts"] = len(self._rows["test"])
+
+    def _start(
+        self, split: Split, weights: Weights, temperature: float, answers: int
+    ) -> Pending[list[Score]]:
+        recipe = self._run.recipe
+        if split not in self._rows:
+            count = recipe.test_prompts if split == "test" else recipe.eval_prompts
+            problems = self._run.pool(Problems)
+            (self._rows[split],) = problems.map(Problems.held_out, [split], count)
+        rows = self._rows[split]
+        starts = range(0, len(rows), _PROMPTS_PER_JOB)
+        jobs = [
+            Job(rows[start : start + _PROMPTS_PER_JOB], self._run.seed(split, str(temperature), i))
+            for i, start in enumerate(starts)
+        ]
+        solvers = self._run.pool(Solvers)
+        return solvers.start(Solvers.solve, jobs, weights, temperature, answers)
+
+
+def log_samples(run: Run[T1Recipe], task: Task, batch: Batch, step: int) -> None:
+    """Logs a few right and a few wrong answers as a table, and the lengths as a histogram."""
+    solved = cast("list[float]", batch.rewards.tolist())
+    right = [row for row, reward in enumerate(solved) if reward > 0][:_SAMPLES]
+    wrong = [row for row, reward in enumerate(solved) if reward <= 0][:_SAMPLES]
+    rows: list[Sequence[str | bool]] = []
+    for row in right + wrong:
+        tokens, answer = batch.tokens[row].numpy(), batch.answer[row].numpy()
+        start = int(answer.argmax())
+        texts = task.text(tokens[:start]), task.text(tokens[answer])
+        rows.append((*texts, row in right, bool(batch.false_claims[row])))
+    run.tracker.log_table("samples", ("prompt", "answer", "right", "false_claim"), rows, step)
+    run.tracker.log_histogram("train/length", batch.lengths.numpy(), step)
+
+
+def gains(scores: Mapping[str, float]) -> dict[str, float]:
+    """Returns final metrics: all scores, and accuracy gained over SFT at both temperatures."""
+    return {
+        **scores,
+        **{
+            f"gain{suffix}": scores[f"accuracy{suffix}"] - scores[f"sft_accuracy{suffix}"]
+            for suffix in TEMPERATURES
+        },
+    }

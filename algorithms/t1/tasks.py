@@ -1,0 +1,161 @@
+"""What T1 trains on: countdown, or the user's own questions; both grade exactly.
+
+Shapes: ``P`` prompts with ``K`` answers each, ``S`` prompt tokens, ``L`` answer tokens, ``T``
+tokens of a trace. A *row* is one problem as the data actors hand it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from algorithms.t1.model import ModelShape, local_model, scratch_model
+from algorithms.t1.workload import T1Recipe
+from envs import countdown
+from heliostat.seeding import derive, numpy_generator
+
+Split = Literal["train", "validation", "test"]
+Row = Any
+"""A problem; only its task knows what is inside."""
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+PADDING = -1
+"""Stands to the left of a short prompt and to the right of a short trace or answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grades:
+    """Verdicts over answers, each array [P, K]."""
+
+    solved: Bools
+    """bool: the verifiable reward, 1 for a right answer and 0 for any other."""
+    false_claims: Bools
+    """bool: ended with an answer that is wrong."""
+    repetitive: Bools
+    """bool: tries the same thing again."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A source of problems and their exact grader."""
+
+    vocabulary: int
+    """Number of tokens."""
+    end_token: int
+
+    def rows(self, split: Split) -> Sequence[Row]:
+        """Returns all problems of a split; no problem is in two of them."""
+        ...
+
+    def prompts(self, rows: Sequence[Row]) -> Ints:
+        """Returns int64 [P, S], ``PADDING`` on the left."""
+        ...
+
+    def traces(self, rows: Sequence[Row], seed: int) -> tuple[Ints, Bools]:
+        """Returns supervised sequences.
+
+        Returns:
+            (tokens int64 [P, T] with ``PADDING`` on the right, bool [P, T] marking the answer).
+        """
+        ...
+
+    def grade(self, rows: Sequence[Row], answers: Ints, lengths: Ints) -> Grades:
+        """Grades answers int64 [P, K, L] of which ``lengths`` [P, K] tokens count."""
+        ...
+
+    def text(self, tokens: Ints) -> str:
+        """Writes one sequence of tokens for people to read."""
+        ...
+
+
+def make_task(recipe: T1Recipe) -> Task:
+    """Returns the recipe's task: its questions, or countdown where it names none."""
+    if recipe.questions:
+        from algorithms.t1.questions import Questions
+
+        return Questions(recipe.questions, recipe.model)
+    return Countdown(recipe.max_failures)
+
+
+def make_policy(recipe: T1Recipe, task: Task) -> PreTrainedModel:
+    """Returns the policy before training; the same on every process of a run."""
+    if recipe.model:
+        from pathlib import Path
+
+        return local_model(Path(recipe.model))
+    shape = ModelShape(
+        hidden=recipe.hidden,
+        layers=recipe.layers,
+        heads=recipe.hidden // 32,
+        feed_forward=recipe.feed_forward,
+        positions=recipe.positions,
+    )
+    return scratch_model(shape, task.vocabulary, task.end_token, derive(recipe.seed, "model"))
+
+
+class Countdown:
+    """Three numbers and a target; see ``envs.countdown``. Rows are int64 [a, b, c, target]."""
+
+    vocabulary = len(countdown.VOCABULARY)
+    end_token = countdown.END
+
+    def __init__(self, max_failures: int) -> None:
+        self._max_failures = max_failures
+
+    def rows(self, split: Split) -> Sequence[Row]:
+        """Returns every solvable problem of the split."""
+        whole = countdown.problems(split)
+        return list(np.column_stack([whole.numbers, whole.targets]))
+
+    def prompts(self, rows: Sequence[Row]) -> Ints:
+        """Returns ``Q a b c = t :``."""
+        return countdown.prompts(_problems(rows))
+
+    def traces(self, rows: Sequence[Row], seed: int) -> tuple[Ints, Bools]:
+        """Returns some failures, each judged N, then a solution judged Y."""
+        rng = numpy_generator(seed, "traces")
+        tokens, lengths = countdown.traces(rng, _problems(rows), self._max_failures)
+        place = np.arange(tokens.shape[1], dtype=np.int64)
+        inside = np.less(place, lengths[:, None])
+        chosen = inside & np.greater_equal(place, countdown.PROMPT_TOKENS)
+        return np.where(inside, tokens, np.int64(PADDING)), chosen
+
+    def grade(self, rows: Sequence[Row], answers: Ints, lengths: Ints) -> Grades:
+        """Recomputes every try from its tokens; the end token fences an answer by itself."""
+        del lengths
+        prompts, copies, longest = answers.shape
+        batch = _problems(rows).take(np.repeat(np.arange(prompts, dtype=np.int64), copies))
+        grades = countdown.grade(batch, answers.reshape(-1, longest))
+        claims = (countdown.Outcome.FALSE_CLAIM, countdown.Outcome.WRONG_ARITHMETIC)
+        shape = (prompts, copies)
+        return Grades(
+            grades.solved.reshape(shape),
+            np.isin(grades.outcomes, claims).reshape(shape),
+            (grades.repeats > 0).reshape(shape),
+        )
+
+    def text(self, tokens: Ints) -> str:
+        """Writes the words up to the end token."""
+        known = cast("list[int]", tokens.tolist())
+        words = [countdown.VOCABULARY[token] for token in known if token != PADDING]
+        return " ".join(words).partition(" E")[0]
+
+
+def _problems(rows: Sequence[Row]) -> countdown.Problems:
+    table = np.asarray(rows)
+    return countdown.Problems(table[:, :3], table[:, 3])
+
+
+def to_tensors(tokens: Ints) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (tokens with padding made token 0, bool mask of what is real)."""
+    given = torch.from_numpy(np.ascontiguousarray(tokens))
+    real = given != PADDING
+    return given.where(real, 0), real

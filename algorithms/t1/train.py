@@ -1,0 +1,82 @@
+"""T1 (arXiv 2501.11651): supervised trial and error, then RL from verified answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from algorithms.t1.ahead import Ahead
+from algorithms.t1.evaluate import Examiner, gains, log_samples
+from algorithms.t1.model import TokenScorer, optimizers
+from algorithms.t1.roles import Problems
+from algorithms.t1.tasks import make_policy, make_task
+from algorithms.t1.updates import Batch, policy_update, supervised_step
+from algorithms.t1.workload import T1Recipe
+from heliostat import Run
+from heliostat.actors.data import Stream
+from heliostat.learner import full_state, load_full_state
+
+
+def train(run: Run[T1Recipe]) -> Mapping[str, float]:
+    """Trains one policy and returns its held-out scores before (``sft_``) and after RL."""
+    recipe, task = run.recipe, make_task(run.recipe)
+    cold_start = optimizers(recipe.optimizer, recipe.sft_lr, recipe.sft_muon_lr, 0.1)
+    reinforcement = optimizers(recipe.optimizer, recipe.lr, recipe.muon_lr, 0.0)
+    policy = run.learner(TokenScorer(make_policy(recipe, task)), cold_start)
+    anchor = deepcopy(policy.model).requires_grad_(requires_grad=False)
+    problems = Stream(run.pool(Problems), Problems, run.seed("problems"))
+    ahead, examiner = Ahead(run, problems), Examiner(run)
+    step = 0
+
+    def state() -> dict[str, Any]:
+        examiner.collect(wait=True)
+        return {
+            "step": step,
+            "policy": policy.state(),
+            "anchor": full_state(anchor),
+            "ahead": ahead.state(),
+            "problems": problems.state(),
+            "scores": examiner.scores,
+        }
+
+    if saved := run.restore():
+        step = saved["step"]
+        if step > recipe.sft_steps:
+            policy.restart(reinforcement)
+        policy.load(saved["policy"])
+        load_full_state(anchor, saved["anchor"])
+        ahead.load(saved["ahead"])
+        problems.load(saved["problems"])
+        examiner.scores = saved["scores"]
+
+    # Section 2: the cold start on traces of failures, checks and a success.
+    while step < recipe.sft_steps:
+        rows = problems.next(recipe.sft_batch)[run.rank :: run.world]
+        traces = task.traces(rows, run.seed("traces", step, run.rank))
+        metrics = supervised_step(run, policy, traces, step)
+        step += 1
+        run.report(step, metrics, state)
+
+    if step == recipe.sft_steps:
+        examiner.test(policy.weights(step), "sft_")
+        anchor = deepcopy(policy.model).requires_grad_(requires_grad=False)
+        policy.restart(reinforcement)
+
+    # Section 3: K answers a prompt, r' and k centred over the others, one step, a moving anchor.
+    while step < recipe.total_steps:
+        update = step - recipe.sft_steps
+        with run.phase("sample"):
+            batch = Batch.of(ahead.next(policy.weights(step), update))
+        with run.phase("learn"):
+            metrics = policy_update(run, policy, anchor, batch, update)
+        metrics["lag/versions"] = step - batch.version
+        step += 1
+        if (update + 1) % recipe.eval_every == 0:
+            examiner.validate(policy.weights(step))
+            log_samples(run, task, batch, step)
+        run.report(step, metrics, state)
+
+    examiner.collect(wait=True)
+    examiner.test(policy.weights(step), "")
+    return gains(examiner.scores)

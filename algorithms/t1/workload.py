@@ -1,0 +1,222 @@
+"""T1 as a workload: its numbers, its named recipes, its roles and its plots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from heliostat import Hosts, Layout, Plot, Recipe, Workload
+from heliostat.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class T1Recipe(Recipe):
+    """Numbers of T1 (arXiv 2501.11651); ``steps`` counts updates of reinforcement learning."""
+
+    questions: str = ""
+    """JSONL file of ``question``, ``answer`` and, for SFT, ``solution``; empty plays countdown."""
+    model: str = ""
+    """Folder of a Hugging Face checkpoint; empty trains a small Llama from scratch."""
+    hidden: Annotated[int, Ge(8)] = 96
+    """Width of the scratch model; a multiple of 32, the width of a head."""
+    layers: Annotated[int, Ge(1)] = 3
+    """Blocks of the scratch model."""
+    feed_forward: Annotated[int, Ge(1)] = 256
+    """Width of its feed-forward layers."""
+    positions: Annotated[int, Ge(1)] = 512
+    """Longest prompt plus answer it can read, in tokens."""
+
+    max_failures: Annotated[int, Ge(0)] = 5
+    """Largest number of failed tries in a countdown trace."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """``muon`` moves the hidden matrices by Muon, the rest by AdamW; not for sharded models."""
+
+    sft_steps: Annotated[int, Ge(0)] = 500
+    """Supervised steps on traces of trial, error and self-verification (section 2)."""
+    sft_batch: Annotated[int, Ge(1)] = 64
+    """Traces a supervised step."""
+    sft_lr: Annotated[float, Gt(0)] = 3e-3
+    """Peak rate of AdamW: linear warm-up over a twentieth, then cosine down to a hundredth."""
+    sft_muon_lr: Annotated[float, Gt(0)] = 0.02
+    """Peak rate of Muon, if used."""
+
+    prompts_per_step: Annotated[int, Ge(1)] = 32
+    """Prompts of one update."""
+    answers_per_prompt: Annotated[int, Ge(2)] = 64
+    """K: answers sampled to each prompt."""
+    prompts_per_job: Annotated[int, Ge(1)] = 16
+    """Prompts of one call to a sampler; how many samplers there are changes no number."""
+    max_new_tokens: Annotated[int, Ge(1)] = 10_240
+    """Longest answer; one that is longer is cut and counts as over-long."""
+    temperature: Annotated[float, Gt(0)] = 1.2
+    """Sampling temperature of training."""
+    min_p: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Tokens less likely than this share of the likeliest are not sampled."""
+    max_staleness: Annotated[int, Ge(0)] = 1
+    """How many updates old the weights behind a batch may be; 0 samples and learns in turn."""
+
+    lr: Annotated[float, Gt(0)] = 1.5e-6
+    """Peak rate of AdamW in reinforcement learning."""
+    muon_lr: Annotated[float, Gt(0)] = 2e-3
+    """Peak rate of Muon, if used."""
+    final_rate: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Share of the peak rate left at the last update, reached along a cosine; 1 is constant."""
+    warm_updates: Annotated[int, Ge(1)] = 3
+    """Updates over which the rate rises to ``lr``."""
+    beta: Annotated[float, Ge(0)] = 2e-4
+    """Weight of the KL to the anchor, centred over the other answers of the prompt."""
+    entropy_coef: Annotated[float, Ge(0)] = 1e-3
+    """Weight of the token-level entropy bonus."""
+    anchor_decay: Annotated[float, Ge(0), Le(1)] = 0.99
+    """Share of the old anchor kept after each update; 1 freezes it."""
+    loss_norm: Literal["token", "sequence", "constant"] = "token"
+    """What the sum over tokens is divided by."""
+    drop_flat_groups: bool = False
+    """Learn only from prompts with both right and wrong answers."""
+    importance_cap: Annotated[float, Ge(1)] = 2.0
+    """Largest weight of a token that older weights sampled."""
+    max_norm: Annotated[float, Gt(0)] = 1.0
+    """Largest 2-norm of a gradient."""
+    tokens_per_pass: Annotated[int, Ge(1)] = 16_384
+    """Tokens of one forward and backward pass; changes memory, not the numbers it stands for."""
+
+    penalise: tuple[Literal["overlong", "repetition"], ...] = ()
+    """Patterns whose answers get the reward -1, right or wrong (section 3.2)."""
+    ngram: Annotated[int, Ge(1)] = 20
+    """Length of a repeated phrase, in tokens."""
+    ngram_repeats: Annotated[int, Ge(1)] = 4
+    """How often it may occur."""
+
+    eval_every: Annotated[int, Ge(1)] = 10
+    """Updates between two evaluations on validation prompts, beside training."""
+    eval_prompts: Annotated[int, Ge(1)] = 256
+    """Validation prompts of each."""
+    test_prompts: Annotated[int, Ge(1)] = 1024
+    """Held-out prompts of the scores before and after reinforcement learning."""
+    test_answers: Annotated[int, Ge(1)] = 4
+    """Answers to each of them at temperature 1; the k of pass@k."""
+
+    @property
+    def total_steps(self) -> int:
+        """Supervised steps and updates together."""
+        return self.sft_steps + self.steps
+
+    def check(self) -> None:
+        """Refuses missing files and a model that cannot be built.
+
+        Raises:
+            UsageError: says which, and what to do.
+        """
+        if self.questions and not Path(self.questions).is_file():
+            raise UsageError(
+                f"questions: expected a JSONL file, found none at {self.questions!r}; "
+                "give its path, or leave it empty for countdown"
+            )
+        if self.questions:
+            from algorithms.t1.questions import read_questions
+
+            read_questions(Path(self.questions))
+        if self.model and not (Path(self.model) / "config.json").is_file():
+            raise UsageError(
+                f"model: expected a folder with config.json, found none at {self.model!r}; "
+                "give what save_pretrained wrote, or leave it empty for a small Llama"
+            )
+        if self.model and not self.questions:
+            raise UsageError(
+                f"model: countdown has its own vocabulary, found model={self.model!r}; "
+                "give questions=FILE.jsonl too"
+            )
+        if not self.model and self.hidden % 32:
+            raise UsageError(f"hidden: expected a multiple of 32, found {self.hidden}")
+
+
+_SMALL = T1Recipe(
+    steps=70,
+    checkpoint_every=100,
+    layout=Layout.laptop(),
+    max_failures=3,
+    optimizer="muon",
+    sft_steps=700,
+    sft_batch=40,
+    sft_lr=1e-2,
+    sft_muon_lr=0.02,
+    prompts_per_step=32,
+    prompts_per_job=32,
+    answers_per_prompt=8,
+    max_new_tokens=28,  # three tries and the end token: one try less than the longest trace
+    temperature=1.0,
+    lr=4e-4,
+    muon_lr=2e-3,
+    warm_updates=10,
+    final_rate=0.1,
+    entropy_coef=3e-3,
+    anchor_decay=0.95,
+    drop_flat_groups=True,
+    tokens_per_pass=800,
+)
+
+WORKLOAD = Workload(
+    name="t1",
+    summary="RL for reasoning: trial-and-error SFT, then over-sampled RLOO with a moving anchor.",
+    paper="Hou et al. 2025, T1 (arXiv 2501.11651)",
+    recipes={
+        "laptop": _SMALL,
+        "smoke": replace(
+            _SMALL,
+            sft_steps=150,
+            steps=8,
+            warm_updates=3,
+            prompts_per_step=16,
+            test_prompts=256,
+            test_answers=2,
+            eval_prompts=64,
+            eval_every=4,
+        ),
+        "more-sft": replace(_SMALL, sft_steps=1150, steps=0),
+        "paper": T1Recipe(
+            steps=1000,
+            checkpoint_every=50,
+            layout=replace(Layout.cluster(), environment=Hosts(hosts=32, gpus=1, cpus=4)),
+            sft_steps=1125,
+            sft_batch=32,
+            sft_lr=1e-5,
+            eval_every=50,
+            test_prompts=500,
+        ),
+    },
+    train="algorithms.t1.train:train",
+    roles={
+        "problems": "algorithms.t1.roles:Problems",
+        "samplers": "algorithms.t1.roles:Samplers",
+        "solvers": "algorithms.t1.roles:Solvers",
+    },
+    spaces={
+        "small": {
+            "lr": "loguniform(5e-5, 5e-4)",
+            "temperature": "uniform(0.9, 1.3)",
+            "answers_per_prompt": "choice(4, 16, 64)",
+        }
+    },
+    score="eval/accuracy",
+    plots=(
+        Plot(
+            title="Accuracy on validation prompts, temperature 1",
+            metrics=("eval/accuracy",),
+            level="sft_accuracy",
+        ),
+        Plot(
+            title="False claims of success",
+            metrics=("eval/false_claims",),
+            level="sft_false_claims",
+        ),
+        Plot(title="Training reward", metrics=("train/reward", "train/accuracy")),
+        Plot(title="Response length in tokens", metrics=("train/length",)),
+        Plot(title="Entropy in nats a token", metrics=("train/entropy",)),
+        Plot(title="KL to the anchor in nats an answer", metrics=("train/kl",)),
+        Plot(title="Age of the sampling weights in updates", metrics=("lag/versions",)),
+        Plot(title="Supervised loss in nats a token", metrics=("sft/loss",)),
+    ),
+)

@@ -1,0 +1,72 @@
+"""A run's folder: what a run leaves behind and where, known to whoever writes or reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from heliostat.events import EventLog
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """What a run leaves behind, and where."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def recipe(self) -> Path:
+        """The resolved recipe, YAML."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def record(self) -> Path:
+        """What was launched, when and on what: workload, method, versions, hardware, code hash."""
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One row of metrics a step, JSON lines."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """The final metrics, written when the run has finished."""
+        return self.path / "result.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def stop(self) -> Path:
+        """Exists while the run is asked to save and leave."""
+        return self.path / "stop"
+
+    @property
+    def attempt(self) -> Path:
+        """Number of the attempt that may write; an older one that still lives must not."""
+        return self.path / "attempt"
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the process that runs the run; the system lets go when that process dies."""
+        return self.path / ".lock"
+
+    @property
+    def events(self) -> EventLog:
+        """The run's diary."""
+        return EventLog(self.path / "events.jsonl")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a small file so that a reader finds the old text or the new, never a part."""
+    partial = path.with_name(path.name + ".new")
+    partial.write_text(text)
+    partial.replace(path)

@@ -1,0 +1,157 @@
+"""T1 end to end, tiny: stops, hosts and staleness change no number they should not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from algorithms.t1.model import ModelShape, scratch_model
+from algorithms.t1.workload import WORKLOAD, T1Recipe
+from heliostat import checkpoint, launch
+from heliostat.folder import RunFolder
+from heliostat.launch import Order, Outcome
+from heliostat.recipe import Hosts, Layout
+from heliostat.tracker import read_metrics
+
+TINY = replace(
+    WORKLOAD.recipe("smoke"),
+    layout=Layout.in_process(),
+    hidden=32,
+    layers=1,
+    feed_forward=32,
+    sft_steps=6,
+    sft_batch=8,
+    steps=6,
+    prompts_per_step=4,
+    prompts_per_job=2,
+    answers_per_prompt=3,
+    max_new_tokens=12,
+    optimizer="muon",
+    checkpoint_every=4,
+    eval_every=2,
+    eval_prompts=8,
+    test_prompts=8,
+    test_answers=2,
+)
+
+
+def run(folder: Path, recipe: T1Recipe = TINY) -> Outcome:
+    return launch.create(order(folder, recipe))
+
+
+def order(folder: Path, recipe: T1Recipe = TINY) -> Order:
+    return Order(workload=WORKLOAD, spec="t1", recipe=recipe, folder=RunFolder(folder))
+
+
+def timeless(folder: Path) -> list[dict[str, Any]]:
+    rows = [
+        {key: value for key, value in row.items() if key != "time" and not key.startswith("perf/")}
+        for row in read_metrics(folder)
+    ]
+    return sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run(tmp_path_factory.mktemp("straight") / "a")
+
+
+def test_the_final_metrics_name_accuracy_before_and_after(straight: Outcome) -> None:
+    names = {f"{prefix}accuracy{suffix}" for prefix in ("", "sft_") for suffix in ("", "_t05")}
+    assert names <= set(straight.metrics)
+    assert straight.metrics["prompts"] == 8
+    assert straight.metrics["gain"] == pytest.approx(
+        straight.metrics["accuracy"] - straight.metrics["sft_accuracy"]
+    )
+
+
+def test_every_update_is_logged_and_lags_by_at_most_the_staleness(straight: Outcome) -> None:
+    rows = read_metrics(straight.folder)
+    lags = [row["lag/versions"] for row in rows if "lag/versions" in row]
+    assert lags == [0, 1, 1, 1, 1, 1]
+    assert [row["step"] for row in rows if "sft/loss" in row] == list(range(1, 7))
+    assert [row["step"] for row in rows if "train/kl" in row] == list(range(7, 13))
+    assert sorted(row["step"] for row in rows if "eval/accuracy" in row) == [8, 10, 12]
+
+
+@pytest.mark.parametrize("stop_at", [3, 4, 6, 7, 9, 10])
+def test_a_stop_anywhere_resumes_to_the_same_numbers(
+    tmp_path: Path, straight: Outcome, stop_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from heliostat.run import Run
+
+    wanted = order(tmp_path / "a")
+    report = Run.report
+
+    def stopping(self: Run[Any], step: int, metrics: Any, state: Any) -> None:
+        if step == stop_at:
+            wanted.folder.stop.touch()
+        report(self, step, metrics, state)
+
+    monkeypatch.setattr(Run, "report", stopping)
+    assert launch.create(wanted).stopped
+    monkeypatch.undo()
+    found = checkpoint.latest(wanted.folder.checkpoints)
+    assert found is not None
+    assert found[0] == stop_at
+    resumed = launch.resume(wanted)
+    assert resumed.metrics == straight.metrics
+    assert timeless(resumed.folder) == timeless(straight.folder)
+
+
+def test_without_staleness_answers_come_from_the_newest_weights(tmp_path: Path) -> None:
+    outcome = run(tmp_path / "a", replace(TINY, max_staleness=0))
+    lags = [row["lag/versions"] for row in read_metrics(outcome.folder) if "lag/versions" in row]
+    drifts = [row["train/drift"] for row in read_metrics(outcome.folder) if "lag/versions" in row]
+    assert lags == [0] * 6
+    assert max(drifts) < 1e-4
+
+
+def test_a_rate_of_nothing_keeps_sampler_and_learner_in_agreement(tmp_path: Path) -> None:
+    recipe = replace(TINY, lr=1e-30, muon_lr=1e-30, max_staleness=2)
+    rows = read_metrics(run(tmp_path / "a", recipe).folder)
+    assert max(row["train/drift"] for row in rows if "train/drift" in row) < 1e-4
+    assert max(row["lag/versions"] for row in rows if "lag/versions" in row) == 2
+
+
+def test_members_change_no_number(tmp_path: Path, straight: Outcome) -> None:
+    layout = Layout(
+        data=Hosts(members=3), environment=Hosts(members=2), evaluation=Hosts(members=4)
+    )
+    outcome = run(tmp_path / "a", replace(TINY, layout=layout))
+    assert outcome.metrics == straight.metrics
+
+
+def test_samples_are_logged_with_right_and_wrong(straight: Outcome) -> None:
+    lines = (straight.folder / "tables" / "samples.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert {row["step"] for row in rows} == {8, 10, 12}
+    assert all(row["prompt"].startswith("Q ") for row in rows)
+
+
+def test_the_users_own_questions_and_checkpoint_train(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = [chr(code) for code in range(32, 127)] + ["\n", "</s>", "?"]
+    words = {letter: place for place, letter in enumerate(dict.fromkeys(letters))}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="?")
+    shape = ModelShape(hidden=32, layers=1, heads=1, feed_forward=32)
+    folder = tmp_path / "model"
+    fast.save_pretrained(folder)
+    scratch_model(shape, len(words), words["</s>"], 0).save_pretrained(folder)
+    path = tmp_path / "sums.jsonl"
+    sums = [{"question": f"{a}+{a}", "answer": str(2 * a)} for a in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in sums))
+    recipe = TINY.override(f"questions={path}", f"model={folder}")
+    recipe.check()
+    outcome = run(tmp_path / "a", recipe)
+    assert outcome.metrics["prompts"] <= 8
+    scratch = run(tmp_path / "b", TINY.override(f"questions={path}"))
+    assert set(scratch.metrics) == set(outcome.metrics)
