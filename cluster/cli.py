@@ -75,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("workload", help="NAME[:RECIPE] or package.module:WORKLOAD[:RECIPE]")
     run.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe")
     run.add_argument("--name", help="the run's name; made from workload and time where not given")
+    run.add_argument(
+        "--from", dest="origin", metavar="RUN[@STEP]", help="begin from a checkpoint of another run"
+    )
     resume = command("resume", _resume, "continue a run from its newest checkpoint")
     resume.add_argument("name")
     for added in (run, resume):
@@ -107,11 +110,21 @@ def _run(options: argparse.Namespace) -> int:
         spec=_spec(options.workload),
         recipe=recipe,
         folder=RunFolder((options.runs / name).resolve()),
+        begin_from=_origin(options) if options.origin else None,
         address=options.address,
         tensorboard=options.tensorboard,
         show_progress=True,
     )
     return _finish(create(order), workload, options)
+
+
+def _origin(options: argparse.Namespace) -> tuple[RunFolder, int | None]:
+    from cluster.registry import open_run
+
+    name, at, step = options.origin.partition("@")
+    if at and not step.isdecimal():
+        raise UsageError(f"--from: expected RUN or RUN@STEP, found {options.origin!r}")
+    return open_run(options.runs.resolve(), name), int(step) if at else None
 
 
 def _resume(options: argparse.Namespace) -> int:

@@ -129,7 +129,7 @@ def test_a_run_in_progress_is_not_started_twice(tmp_path: Path) -> None:
 
 def test_the_methods_own_mistake_fails_the_run_at_once(tmp_path: Path) -> None:
     bad = order(tmp_path / "a")
-    bad = replace(bad, workload=replace(WORKLOAD, train="toy_package.workload:broken"))
+    bad = replace(bad, workload=replace(WORKLOAD, train="toy_package.broken:broken"))
     with pytest.raises(ValueError, match="the method's own mistake at seed 0"):
         launch.create(bad)
     events = [event["event"] for event in bad.folder.events.read()]
@@ -167,6 +167,17 @@ def test_resuming_checks_the_machine_before_anything(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"questions\.jsonl"):
         launch.resume(replace(order(tmp_path / "a"), recipe=Picky(steps=1)))
     assert not (tmp_path / "a").exists()
+
+
+def test_a_run_begins_from_a_checkpoint_of_another(tmp_path: Path) -> None:
+    straight = launch.create(order(tmp_path / "a", keep_checkpoints=9))
+    branch = replace(order(tmp_path / "b"), begin_from=(RunFolder(straight.folder), 10))
+    assert launch.create(branch).metrics == straight.metrics
+    assert [row["step"] for row in rows(tmp_path / "b")] == list(range(11, 31))
+    missing = replace(order(tmp_path / "c"), begin_from=(RunFolder(straight.folder), 11))
+    with pytest.raises(UsageError, match=r"checkpoint of step 11 in .*found steps \[10, 20, 30\]"):
+        launch.create(missing)
+    assert not (tmp_path / "c").exists()
 
 
 def test_what_a_recipe_refuses_leaves_no_folder(tmp_path: Path) -> None:

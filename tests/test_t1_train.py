@@ -25,6 +25,7 @@ TINY = replace(
     layers=1,
     feed_forward=32,
     sft_steps=6,
+    sft_warm_steps=1,
     sft_batch=8,
     steps=6,
     prompts_per_step=4,
@@ -33,6 +34,7 @@ TINY = replace(
     max_new_tokens=12,
     optimizer="muon",
     checkpoint_every=4,
+    keep_checkpoints=9,
     eval_every=2,
     eval_prompts=8,
     test_prompts=8,
@@ -102,6 +104,13 @@ def test_a_stop_anywhere_resumes_to_the_same_numbers(
     resumed = launch.resume(wanted)
     assert resumed.metrics == straight.metrics
     assert timeless(resumed.folder) == timeless(straight.folder)
+
+
+def test_a_branch_goes_on_where_it_left_the_trunk(tmp_path: Path, straight: Outcome) -> None:
+    wanted = replace(order(tmp_path / "branch"), begin_from=(RunFolder(straight.folder), 4))
+    branch = launch.create(wanted)
+    assert branch.metrics == straight.metrics
+    assert [row["step"] for row in read_metrics(branch.folder) if "sft/loss" in row] == [5, 6]
 
 
 def test_without_staleness_answers_come_from_the_newest_weights(tmp_path: Path) -> None:

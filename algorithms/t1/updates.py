@@ -63,7 +63,7 @@ def supervised_step(
             part = supervised_loss(policy.forward(*inputs).log_probs, total / run.world)
         policy.backward(part)
         loss += float(part.detach())
-    rate = warm_cosine(step, recipe.sft_steps, warm=recipe.sft_steps / 20)
+    rate = warm_cosine(step, recipe.sft_steps, recipe.sft_warm_steps)
     norm = policy.step(rate, recipe.max_norm)
     return {"sft/loss": run.sum(loss) / run.world, "sft/rate": rate, "sft/gradient_norm": norm}
 

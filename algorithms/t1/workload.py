@@ -39,9 +39,12 @@ class T1Recipe(Recipe):
     sft_batch: Annotated[int, Ge(1)] = 64
     """Traces a supervised step."""
     sft_lr: Annotated[float, Gt(0)] = 3e-3
-    """Peak rate of AdamW: linear warm-up over a twentieth, then cosine down to a hundredth."""
+    """Peak rate of AdamW."""
     sft_muon_lr: Annotated[float, Gt(0)] = 0.02
     """Peak rate of Muon, if used."""
+
+    sft_warm_steps: Annotated[int, Ge(0)] = 30
+    """Supervised steps over which the rate rises to its peak; then it falls along a cosine."""
 
     prompts_per_step: Annotated[int, Ge(1)] = 32
     """Prompts of one update."""
@@ -175,7 +178,7 @@ WORKLOAD = Workload(
             eval_prompts=64,
             eval_every=4,
         ),
-        "more-sft": replace(_SMALL, sft_steps=1150, steps=0),
+        "more-sft": replace(_SMALL, sft_steps=1200, steps=0),
         "paper": T1Recipe(
             steps=1000,
             checkpoint_every=50,

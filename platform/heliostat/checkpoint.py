@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
-from heliostat.errors import CheckpointCorrupt
+from heliostat.errors import CheckpointCorrupt, UsageError
 
 State = dict[str, Any]
 
@@ -87,6 +87,28 @@ def latest(folder: Path) -> tuple[int, State] | None:
         except (CheckpointCorrupt, ValueError, KeyError) as error:
             logger.warning("skipping checkpoint %s: %s", path, error)
     return None
+
+
+def fork(source: Path, step: int | None, target: Path) -> Path:
+    """Copies a whole checkpoint into another run's folder, which will then begin from it.
+
+    Args:
+        source: the checkpoint folder of the run to branch off from.
+        step: which checkpoint; None takes the newest.
+        target: the checkpoint folder of the new run, made where missing.
+
+    Raises:
+        UsageError: there is no such checkpoint; the message lists those there are.
+        CheckpointCorrupt: it is not whole.
+    """
+    found = {int(path.name.rpartition("-")[2]): path for path in _finished(source)}
+    if not found or (step is not None and step not in found):
+        wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
+        raise UsageError(f"expected {wanted} in {source}, found steps {sorted(found)}")
+    path = found[max(found) if step is None else step]
+    _verify(path)
+    target.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copytree(path, target / path.name))
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -52,6 +52,8 @@ class Order:
     """How the user named the workload, so that ``resume`` finds it again."""
     recipe: Recipe
     folder: RunFolder
+    begin_from: tuple[RunFolder, int | None] | None = None
+    """Another run and step (None: its newest checkpoint) that a new run branches off from."""
     address: str | None = None
     tensorboard: bool = False
     show_progress: bool = False
@@ -61,7 +63,8 @@ def create(order: Order) -> Outcome:
     """Starts a new run in a new folder.
 
     Raises:
-        UsageError: the name is taken, or the layout does not fit the cluster.
+        UsageError: the name is taken, there is no checkpoint to begin from, or the layout does not
+            fit the cluster.
         RunFailed: the method raised, or deaths went past the retry budget.
     """
     order.recipe.check()
@@ -77,6 +80,11 @@ def create(order: Order) -> Outcome:
     record = describe_environment(order.workload, order.spec, order.recipe)
     replace_text(folder.record, json.dumps(record, indent=2))
     try:
+        if order.begin_from is not None:
+            from heliostat.checkpoint import fork
+
+            other, step = order.begin_from
+            fork(other.checkpoints, step, folder.checkpoints)
         return _run(order)
     except UsageError:
         if not folder.attempt.exists():  # nothing has run: the name is free again

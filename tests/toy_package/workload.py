@@ -1,8 +1,4 @@
-"""A workload as a user would write one: least squares by averaged stochastic gradients.
-
-Rows come from data actors, noisy gradients' targets from environment actors, and the score from
-evaluation actors, so that every family is used.
-"""
+"""A workload as a user would write one: least squares, with an actor of every family."""
 
 from __future__ import annotations
 
@@ -24,8 +20,7 @@ from heliostat.seeding import numpy_generator, torch_generator
 class ToyRecipe(Recipe):
     lr: Annotated[float, Gt(0)] = 0.1
     batch: int = 8
-    pause_s: float = 0.0
-    """Pause inside every environment call, so that tests can kill in the middle of one."""
+    pause_s: float = 0.0  # inside every environment call, so that tests can kill in one
 
 
 class Rows(Reader[np.ndarray]):
@@ -81,7 +76,7 @@ def train(run: Run[ToyRecipe]) -> Mapping[str, float]:
         step += 1
         run.report(
             step,
-            {"train/loss": float(loss.detach()), "lag/versions": step - 1 - halves[0][0]},
+            {"train/loss": float(loss.detach()), "train/fit": -float(loss.detach())},
             lambda at=step: {"learner": learner.state(), "rows": rows.state(), "step": at},
         )
     weights = learner.weights(step)
@@ -89,10 +84,7 @@ def train(run: Run[ToyRecipe]) -> Mapping[str, float]:
     return {"score": score, "weight": float(model.weight.detach().double().sum())}
 
 
-def broken(run: Run[ToyRecipe]) -> Mapping[str, float]:
-    raise ValueError(f"the method's own mistake at seed {run.recipe.seed}")
-
-
+ROLES = {"rows": "Rows", "targets": "Targets", "judge": "Judge"}
 WORKLOAD = Workload(
     name="toy",
     summary="Least squares by stochastic gradients.",
@@ -102,10 +94,6 @@ WORKLOAD = Workload(
         "laptop": ToyRecipe(steps=30, checkpoint_every=10, layout=Layout.laptop()),
     },
     train=f"{__name__}:train",
-    roles={
-        "rows": f"{__name__}:Rows",
-        "targets": f"{__name__}:Targets",
-        "judge": f"{__name__}:Judge",
-    },
-    score="train/loss",
+    roles={name: f"{__name__}:{role}" for name, role in ROLES.items()},
+    score="train/fit",
 )
