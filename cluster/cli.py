@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 success, 1 the run failed or was stopped before its end, 2 the user's mistake.
     """
-    options = _options(arguments)
+    options = parse(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
         return options.command(options)
@@ -47,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line; changes to the recipe may stand before, between and after flags."""
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Reads a command line; changes to the recipe may stand before, between and after flags."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and ("overrides" not in options or any(text.startswith("-") for text in rest)):
@@ -101,8 +102,10 @@ def _run(options: argparse.Namespace) -> int:
     workload, recipe, recipe_name = _find(options.workload, options.overrides)
     moment = time.strftime("%Y%m%d-%H%M%S")
     name = options.name or f"{workload.name}-{recipe_name}-{moment}"
-    if Path(name).name != name or name.startswith("."):
-        raise UsageError(f"--name: expected a plain folder name, found {name!r}")
+    if not re.fullmatch(r"\w[\w.-]{0,99}", name):
+        raise UsageError(
+            f"--name: expected up to 100 letters, digits, '_', '-' and '.', found {name!r}"
+        )
     from heliostat.launch import Order, create
 
     order = Order(
@@ -132,6 +135,9 @@ def _resume(options: argparse.Namespace) -> int:
 
     folder = open_run(options.runs.resolve(), options.name)
     spec, values = _started(folder)
+    home = Path.cwd().joinpath(*spec.partition(":")[0].split("."))
+    if spec not in CATALOG and options.runs.resolve() in home.resolve().parents:
+        raise UsageError(f"run {folder.name!r} names code inside {options.runs}; move it elsewhere")
     workload, _ = load(spec, CATALOG)
     recipe = type(workload.recipe()).from_dict(values)
     from heliostat.launch import Order, resume

@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import io
 import math
+import os
 import re
+import tempfile
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ from matplotlib.figure import Figure
 from cluster.plots import DPI, plot_lines, plot_phases, plot_time_line
 from cluster.records import as_number, read_lines, read_object
 from cluster.registry import RunSummary, summarise
+from heliostat.errors import UsageError
 from heliostat.folder import RunFolder
 from heliostat.workload import Plot
 
@@ -114,15 +117,26 @@ def write_report(folder: RunFolder) -> Path:
         pictures=pictures,
         undrawn=[plot.title for plot in plots if not _logged(plot, rows)],
         samples=list(_samples(folder.path / "tables")),
-        recipe=folder.recipe.read_text(errors="replace") if folder.recipe.exists() else "",
+        recipe=_text(folder.recipe),
         provenance=_provenance(read_object(folder.record)),
         entries=list(_entries(events)),
     )
     path = folder.path / "report.html"
-    partial = path.with_suffix(".new")
-    partial.write_text(page, encoding="utf-8", errors="replace")
-    partial.replace(path)
+    _write(path, page.encode("utf-8", errors="replace"))
     return path
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file anew: a link that a foreign folder left there is replaced, not followed."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    Path(name).chmod(0o644)
+    Path(name).replace(path)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else ""
 
 
 def _template() -> jinja2.Template:
@@ -131,9 +145,6 @@ def _template() -> jinja2.Template:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(text)
-
-
-# ---------------------------------------------------------------------------- pictures
 
 
 def _drawings(
@@ -257,6 +268,8 @@ def _data_uri(png: bytes) -> str:
 
 
 def _save(folder: Path, pictures: Sequence[Picture]) -> None:
+    if folder.is_symlink():
+        raise UsageError(f"expected a folder at {folder}, found a link; remove it")
     folder.mkdir(exist_ok=True)
     taken: Counter[str] = Counter()
     for picture in pictures:
@@ -264,10 +277,7 @@ def _save(folder: Path, pictures: Sequence[Picture]) -> None:
         name = slug or "plot"
         taken[name] += 1
         suffix = f"-{taken[name]}" if taken[name] > 1 else ""
-        (folder / f"{name}{suffix}.png").write_bytes(picture.light)
-
-
-# ---------------------------------------------------------------------------- text
+        _write(folder / f"{name}{suffix}.png", picture.light)
 
 
 def _rows(folder: RunFolder) -> list[Row]:

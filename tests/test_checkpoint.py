@@ -126,14 +126,14 @@ def test_loading_a_damaged_checkpoint_by_name_raises(tmp_path: Path) -> None:
 def test_the_best_and_the_newest_are_kept(tmp_path: Path) -> None:
     for step, score in enumerate([0.1, 0.9, None, 0.5, float("nan"), 0.2], start=1):
         checkpoint.save(tmp_path, step, {}, score)
-    checkpoint.prune(tmp_path, keep=2)
+    checkpoint.prune(tmp_path, keep=2, newest=6)
     assert [path.name[-1] for path in sorted(tmp_path.iterdir())] == ["2", "4", "6"]
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 3, {"x": 1})
     checkpoint.save(tmp_path, 3, {"x": 2})
-    checkpoint.prune(tmp_path, keep=1)
+    checkpoint.prune(tmp_path, keep=1, newest=3)
     assert checkpoint.latest(tmp_path) == (3, {"x": 2})
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -160,7 +160,7 @@ def test_a_kill_while_writing_leaves_the_checkpoint_before(tmp_path: Path) -> No
         found = checkpoint.latest(tmp_path)
         assert found is not None
         assert found[0] in {1, 2}
-        checkpoint.prune(tmp_path, keep=1)
+        checkpoint.prune(tmp_path, keep=1, newest=found[0])
         assert not list(tmp_path.glob(".partial-*"))
 
 
@@ -172,3 +172,37 @@ def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:
         "state.safetensors",
     ]
     json.loads((path / "state.json").read_text())
+
+
+def test_pruning_keeps_what_was_just_saved_and_drops_a_course_that_was_left(tmp_path: Path) -> None:
+    for step, score in ((10, 0.5), (20, 0.9), (30, 0.95)):
+        path = checkpoint.save(tmp_path, step, {"x": torch.ones(4)}, score)
+        if step > 10:
+            (path / "state.safetensors").write_bytes(b"damaged")
+    checkpoint.save(tmp_path, 15, {"x": torch.zeros(4)}, 0.4)
+    checkpoint.prune(tmp_path, keep=1, newest=15)
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert found[0] == 15
+    assert sorted(path.name[-2:] for path in tmp_path.iterdir()) == ["10", "15"]
+
+
+def test_paths_that_read_alike_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    state = {
+        "a/b": torch.ones(1),
+        "a": {"b": torch.zeros(1)},
+        0: torch.ones(1),
+        "0": torch.zeros(1),
+    }
+    _, loaded = checkpoint.load(checkpoint.save(tmp_path, 1, state))
+    assert same(state, loaded)
+
+
+def test_a_fork_takes_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+    trunk, branch = tmp_path / "trunk", tmp_path / "branch"
+    checkpoint.save(trunk, 1, {"x": 1})
+    (checkpoint.save(trunk, 2, {"x": 2}) / "state.json").write_text("{}")
+    checkpoint.fork(trunk, None, branch)
+    assert checkpoint.latest(branch) == (1, {"x": 1})
+    with pytest.raises(CheckpointCorrupt):
+        checkpoint.fork(trunk, 2, tmp_path / "other")

@@ -129,7 +129,7 @@ def test_a_run_in_progress_is_not_started_twice(tmp_path: Path) -> None:
 
 def test_the_methods_own_mistake_fails_the_run_at_once(tmp_path: Path) -> None:
     bad = order(tmp_path / "a")
-    bad = replace(bad, workload=replace(WORKLOAD, train="toy_package.broken:broken"))
+    bad = replace(bad, workload=replace(WORKLOAD, train="toy_package.faulty:broken"))
     with pytest.raises(ValueError, match="the method's own mistake at seed 0"):
         launch.create(bad)
     events = [event["event"] for event in bad.folder.events.read()]
@@ -147,15 +147,15 @@ def test_a_failing_role_fails_the_run_with_its_name(tmp_path: Path) -> None:
 
 def test_the_folder_describes_its_method_to_whoever_reads_it(tmp_path: Path) -> None:
     wanted = order(tmp_path / "a", steps=1)
-    plot = Plot(title="Loss", metrics=("train/loss",), level="score")
+    plot = Plot(title="Loss", metrics=("train/fit",), level="score")
     launch.create(replace(wanted, workload=replace(WORKLOAD, plots=(plot,))))
     assert json.loads(wanted.folder.record.read_text())["method"] == {
         "name": "toy",
         "summary": WORKLOAD.summary,
         "paper": "none",
-        "score": "train/loss",
+        "score": "train/fit",
         "total_steps": 1,
-        "plots": [{"title": "Loss", "metrics": ["train/loss"], "level": "score"}],
+        "plots": [{"title": "Loss", "metrics": ["train/fit"], "level": "score"}],
     }
 
 

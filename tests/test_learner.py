@@ -71,3 +71,23 @@ def test_asking_a_fresh_learner_for_its_state_changes_nothing() -> None:
     for name, value in other.model.state_dict().items():
         assert torch.equal(asked.model.state_dict()[name], value)
         assert torch.equal(loaded.model.state_dict()[name], value)
+
+
+def test_a_loaded_learner_keeps_its_own_rates() -> None:
+    saved = learner_ranks.learner(Layout(), 1)
+    rows, targets = learner_ranks.batch(0)
+
+    def step(learner: learner_ranks.Learner[learner_ranks.Net]) -> None:
+        learner.backward((learner.forward(rows) - targets).square().mean())
+        learner.step()
+
+    step(saved)
+    other = learner_ranks.learner(Layout(), 1)
+    other.restart(lambda model: torch.optim.SGD(model.parameters(), lr=7.0))
+    step(other)
+    fresh = learner_ranks.learner(Layout(), 1)
+    fresh.restart(lambda model: torch.optim.SGD(model.parameters(), lr=0.0))
+    fresh.load(other.state())
+    before = {name: value.clone() for name, value in fresh.model.state_dict().items()}
+    step(fresh)
+    assert all(torch.equal(before[name], value) for name, value in fresh.model.state_dict().items())

@@ -91,10 +91,14 @@ def test_the_last_marked_value_counts(answer: str, value: str | None) -> None:
         ("1,000", "1000", True),
         ("$18", "18", True),
         ("1/0", "1/0", True),
-        ("5 CM", "5cm", True),
+        ("5  CM", "5 cm", True),
         ("1e3", "1000", False),
         ("3.14", "3.1400000001", False),
         ("", "0", False),
+        ("34", "3,4", False),
+        ("12", "1 2", False),
+        ("1,234.5", "1234.50", True),
+        ("-3/6", "-0.5", True),
     ],
 )
 def test_values_are_compared_exactly(given_text: str, gold: str, equal: bool) -> None:

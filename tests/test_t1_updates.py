@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from algorithms.t1.model import ModelShape, TokenScorer, scratch_model
 from algorithms.t1.roles import Answerer
@@ -127,6 +129,30 @@ def test_passes_hold_every_row_once_and_keep_to_their_size(tmp_path: Path) -> No
     assert sorted(rows.tolist()) == list(range(8))
     assert all(width == lengths[rows].max() for rows, width in passes)
     assert [width for _, width in passes] == sorted(width for _, width in passes)
+
+
+@given(
+    st.lists(st.integers(1, 700), min_size=1, max_size=60),
+    st.integers(1, 80),
+    st.integers(1, 70),
+)
+def test_every_rank_gets_equally_many_passes_and_none_is_empty(
+    lengths: list[int], others_passes: int, others_rows: int
+) -> None:
+    class Rank(Run[T1Recipe]):
+        """One of two ranks; the other needs so many passes for so many rows."""
+
+        def __init__(self) -> None:
+            self.recipe = replace(TINY, tokens_per_pass=300)
+            self._others = iter([others_passes, -others_rows])
+
+        def largest(self, value: float) -> float:
+            return max(value, next(self._others))
+
+    passes = micro_batches(Rank(), torch.tensor(lengths))
+    wanted = max(-(-sum(lengths) // 300), others_passes)
+    assert len(passes) == min(wanted, len(lengths), others_rows)
+    assert sorted(torch.cat([rows for rows, _ in passes]).tolist()) == list(range(len(lengths)))
 
 
 def test_equal_rewards_and_no_entropy_bonus_leave_the_policy_alone(tmp_path: Path) -> None:

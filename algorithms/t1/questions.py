@@ -1,7 +1,7 @@
 r"""The user's own questions: a JSONL file of ``question``, ``answer`` and, for SFT, ``solution``.
 
 An answer ends with ``#### value`` or holds ``\boxed{value}``; the last one counts. Values are
-compared as exact fractions where both are numbers, else as text without spaces and case.
+compared as exact fractions where both are numbers, else as text without case.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _SHARES: dict[Split, range] = {
     "validation": range(80, 90),
     "test": range(90, 100),
 }
-_VALUE = re.compile(r"####\s*(.+?)\s*(?:\n|$)|\\boxed\{([^{}]*)\}")
+_VALUE = re.compile(r"####([^\n]*)|\\boxed\{([^{}]*)\}")
+_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3}){1,12}|\d{1,40})?(\.\d{0,40})?(/\d{1,40})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,17 @@ def read_questions(path: Path) -> list[Question]:
         UsageError: names the file, the line and what it lacks.
     """
     found: list[Question] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except ValueError as error:
+        raise UsageError(f"{path}: expected UTF-8 text: {error}") from error
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row: object = json.loads(line)
-        except ValueError as error:
+            json.dumps(row, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}:{number}: expected a JSON object a line: {error}") from error
         if not isinstance(row, dict):
             raise UsageError(f"{path}:{number}: expected a JSON object a line, found {row!r}")
@@ -63,7 +69,14 @@ def read_questions(path: Path) -> list[Question]:
             raise UsageError(f"{path}:{number}: expected texts, found {texts}; quote numbers")
         if not texts["question"].strip() or not texts["answer"].strip():
             raise UsageError(f"{path}:{number}: expected a question and an answer, found {row}")
+        texts["answer"] = final_value(texts["answer"]) or texts["answer"]
         found.append(Question(**texts))
+    for split in _SHARES:
+        if not any(split_of(one.question) == split for one in found):
+            raise UsageError(
+                f"{path}: expected questions in each split, found none for {split} among "
+                f"{len(found)}; give more questions"
+            )
     return found
 
 
@@ -82,19 +95,21 @@ def final_value(answer: str) -> str | None:
 
 
 def same_value(given: str, gold: str) -> bool:
-    """Whether two values are equal: as exact numbers, else as texts."""
+    """Whether two values are equal: as exact numbers, else as texts without case."""
     numbers = _number(given), _number(gold)
     if None not in numbers:
         return numbers[0] == numbers[1]
-    return "".join(given.split()).casefold() == "".join(gold.split()).casefold()
+    return " ".join(given.split()).casefold() == " ".join(gold.split()).casefold()
 
 
 def _number(text: str) -> Fraction | None:
-    plain = text.strip().strip("$").replace(",", "").replace(" ", "")
-    if not re.fullmatch(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})(/\d{1,40})?", plain):
+    plain = text.strip().strip("$").strip()
+    if not _NUMBER.fullmatch(plain) or not any(character.isdigit() for character in plain):
         return None  # longer numbers are compared as text: an answer must not cost memory or time
-    whole, _, below = plain.partition("/")
-    return Fraction(whole) / int(below) if below.strip("0") else None if below else Fraction(whole)
+    whole, _, below = plain.replace(",", "").partition("/")
+    if not any(character.isdigit() for character in whole) or (below and not int(below)):
+        return None
+    return Fraction(whole) / int(below or 1)
 
 
 class Questions:
@@ -103,12 +118,6 @@ class Questions:
     def __init__(self, path: str, model: str) -> None:
         self._questions = read_questions(Path(path))
         self._encode, self._decode, self.vocabulary, self.end_token = _tokenizer(model)
-        for split in _SHARES:
-            if not self.rows(split):
-                raise UsageError(
-                    f"{path}: expected questions in each split, found none for {split} among "
-                    f"{len(self._questions)}; give more questions"
-                )
 
     def rows(self, split: Split) -> Sequence[Question]:
         """Returns the questions of one split, in the order of the file."""

@@ -15,6 +15,7 @@ from algorithms.t1.updates import Batch, policy_update, supervised_step
 from algorithms.t1.workload import T1Recipe
 from heliostat import Run
 from heliostat.actors.data import Stream
+from heliostat.errors import UsageError
 from heliostat.learner import full_state, load_full_state
 
 
@@ -33,6 +34,7 @@ def train(run: Run[T1Recipe]) -> Mapping[str, float]:
         examiner.collect(wait=True)
         return {
             "step": step,
+            "sft_steps": recipe.sft_steps,
             "policy": policy.state(),
             "anchor": full_state(anchor),
             "ahead": ahead.state(),
@@ -42,6 +44,14 @@ def train(run: Run[T1Recipe]) -> Mapping[str, float]:
 
     if saved := run.restore():
         step = saved["step"]
+        if step > max(recipe.total_steps, 0) or (
+            saved["sft_steps"] != recipe.sft_steps
+            and step > min(saved["sft_steps"], recipe.sft_steps)
+        ):
+            raise UsageError(
+                f"the checkpoint of step {step} is of a run with sft_steps={saved['sft_steps']}; "
+                f"it does not lie on the way of sft_steps={recipe.sft_steps}, steps={recipe.steps}"
+            )
         if step > recipe.sft_steps:
             policy.restart(reinforcement)
         policy.load(saved["policy"])

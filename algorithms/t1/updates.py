@@ -76,15 +76,18 @@ def micro_batches(run: Run[T1Recipe], lengths: Int[Tensor, " N"]) -> list[tuple[
         lengths: tokens of each row.
 
     Returns:
-        (row indices, longest row) of each pass, shortest rows first.
+        (row indices, longest row) of each pass, shortest rows first; no pass is empty.
     """
     order = torch.argsort(lengths, stable=True)
     below = torch.cumsum(lengths[order], dim=0)
     wanted = run.largest(math.ceil(int(below[-1]) / run.recipe.tokens_per_pass))
-    count = min(int(wanted), len(order))
-    cuts = torch.searchsorted(below, below[-1] * torch.arange(1, count) / count)
-    parts = torch.tensor_split(order, cuts)
-    return [(rows, int(lengths[rows].max())) for rows in parts if len(rows)]
+    fewest_rows = -run.largest(-len(order))
+    count = int(min(wanted, fewest_rows))
+    places = torch.arange(1, count)
+    cuts = torch.searchsorted(below, below[-1] * places / count)
+    # at least one row a pass: cut i lies behind cut i - 1 and leaves a row for each later pass
+    cuts = torch.cummax((cuts - places).clamp(0, len(order) - count), dim=0).values + places
+    return [(rows, int(lengths[rows].max())) for rows in torch.tensor_split(order, cuts)]
 
 
 def warm_cosine(step: int, steps: int, warm: float, floor: float = 0.01) -> float:
@@ -286,4 +289,7 @@ def _means(run: Run[T1Recipe], batch: Batch) -> dict[str, float]:
         "train/length": batch.lengths,
         "train/mixed_groups": (solved.amax(dim=1) > solved.amin(dim=1)),
     }
-    return {name: run.sum(float(v.double().mean())) / run.world for name, v in values.items()}
+    return {
+        name: run.sum(float(value.double().sum())) / run.sum(len(value))
+        for name, value in values.items()
+    }

@@ -122,6 +122,14 @@ class T1Recipe(Recipe):
             from algorithms.t1.questions import read_questions
 
             read_questions(Path(self.questions))
+        for key in ("prompts_per_step", "sft_batch"):
+            if getattr(self, key) < self.layout.learners:
+                raise UsageError(
+                    f"{key}: expected at least layout.learners={self.layout.learners}, "
+                    f"found {getattr(self, key)}; each rank needs some"
+                )
+        if self.optimizer == "muon" and self.layout.parallelism != "ddp":
+            raise UsageError("optimizer: muon needs layout.parallelism=ddp; take adamw")
         if self.model and not (Path(self.model) / "config.json").is_file():
             raise UsageError(
                 f"model: expected a folder with config.json, found none at {self.model!r}; "
@@ -178,7 +186,7 @@ WORKLOAD = Workload(
             eval_prompts=64,
             eval_every=4,
         ),
-        "more-sft": replace(_SMALL, sft_steps=1200, steps=0),
+        "more-sft": replace(_SMALL, sft_steps=1350, steps=0),
         "paper": T1Recipe(
             steps=1000,
             checkpoint_every=50,

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,7 +55,9 @@ def save(folder: Path, step: int, state: Mapping[str, Any], score: float | None 
     for path in (*partial.iterdir(), partial):
         _sync(path)
     if final.exists():
-        final.rename(folder / f".partial-{step:010d}-replaced")
+        replaced = folder / f".partial-{step:010d}-replaced"
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
     partial.rename(final)
     _sync(folder)
     return final
@@ -94,56 +96,86 @@ def fork(source: Path, step: int | None, target: Path) -> Path:
 
     Args:
         source: the checkpoint folder of the run to branch off from.
-        step: which checkpoint; None takes the newest.
+        step: which checkpoint; None takes the newest whole one.
         target: the checkpoint folder of the new run, made where missing.
 
     Raises:
         UsageError: there is no such checkpoint; the message lists those there are.
-        CheckpointCorrupt: it is not whole.
+        CheckpointCorrupt: the one that was asked for is not whole.
     """
-    found = {int(path.name.rpartition("-")[2]): path for path in _finished(source)}
-    if not found or (step is not None and step not in found):
-        wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
+    found = {_step(path): path for path in _finished(source)}
+    if step is None:
+        step = next((one for one in sorted(found, reverse=True) if _is_whole(found[one])), None)
+    if step is None or step not in found:
+        wanted = "a whole checkpoint" if step is None else f"a checkpoint of step {step}"
         raise UsageError(f"expected {wanted} in {source}, found steps {sorted(found)}")
-    path = found[max(found) if step is None else step]
-    _verify(path)
-    target.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copytree(path, target / path.name))
+    _verify(found[step])
+    partial = target / f".partial-{step:010d}-fork"
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(found[step], partial)
+    return partial.rename(target / found[step].name)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Deletes leftovers and all but the newest checkpoint and the ``keep`` of best score."""
-    *older, _ = sorted(_finished(folder)) or [None]
-    ranked = sorted((path for path in older if path), key=_score, reverse=True)
-    for path in ranked[keep:]:
+def prune(folder: Path, keep: int, newest: int) -> None:
+    """Deletes what is not worth keeping.
+
+    Args:
+        folder: the run's checkpoint folder.
+        keep: how many of the best scores to keep beside the newest.
+        newest: step of the checkpoint that was just saved. It stays; those of later steps go, for
+            they are of a course that the run has left.
+    """
+    older: list[Path] = []
+    for path in _finished(folder):
+        if _step(path) > newest:
+            shutil.rmtree(path)
+        elif _step(path) < newest:
+            older.append(path)
+    for path in sorted(older, key=_rank, reverse=True)[keep:]:
         shutil.rmtree(path)
     for path in folder.glob(".partial-*"):
         shutil.rmtree(path)
 
 
-def _finished(folder: Path) -> Iterator[Path]:
-    return folder.glob("step-*")
+def score_of(folder: Path, step: int) -> float | None:
+    """Returns the score that a checkpoint was saved with."""
+    tree = json.loads((folder / f"step-{step:010d}" / _TREE).read_text())
+    return tree["score"]
 
 
-def _score(path: Path) -> tuple[float, str]:
+def _finished(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("step-*") if path.name[5:].isdecimal()]
+
+
+def _step(path: Path) -> int:
+    return int(path.name[5:])
+
+
+def _is_whole(path: Path) -> bool:
     try:
-        score = json.loads((path / _TREE).read_text())["score"]
-    except (OSError, ValueError):  # a damaged one is the first to go
-        return (-math.inf, "")
-    return (-math.inf if score is None else score, path.name)
+        _verify(path)
+    except CheckpointCorrupt as error:
+        logger.warning("skipping checkpoint %s: %s", path, error)
+        return False
+    return True
+
+
+def _rank(path: Path) -> tuple[float, int]:
+    try:
+        score = score_of(path.parent, _step(path))
+    except (OSError, ValueError, KeyError):  # a damaged one is the first to go
+        return (-math.inf, -1)
+    return (-math.inf if score is None else score, _step(path))
 
 
 def _verify(path: Path) -> None:
     try:
-        sums: dict[str, int] = json.loads((path / _MARKER).read_text())
-        found = {name: _checksum(path / name) for name in sums}
+        sums: object = json.loads((path / _MARKER).read_text())
+        found = {name: _checksum(path / name) for name in (_TENSORS, _TREE)}
     except (OSError, ValueError) as error:
         raise CheckpointCorrupt(f"{path} is not whole: {error}") from error
-    for name, expected in sums.items():
-        if found[name] != expected:
-            raise CheckpointCorrupt(
-                f"{path / name}: expected checksum {expected}, found {found[name]}"
-            )
+    if sums != found:
+        raise CheckpointCorrupt(f"{path}: expected checksums {sums}, found {found}")
 
 
 def _checksum(path: Path) -> int:
@@ -167,8 +199,9 @@ def _encode(value: object, path: str, tensors: dict[str, torch.Tensor]) -> objec
     match value:
         case torch.Tensor() | np.ndarray():
             tensor = torch.as_tensor(value).detach().cpu()
-            tensors[path] = tensor.clone(memory_format=torch.contiguous_format)
-            return {"$tensor": path}
+            name = str(len(tensors))
+            tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
+            return {"$tensor": name}
         case Mapping():
             entries = cast("Mapping[object, object]", value)
             return {"$dict": [[k, _encode(v, f"{path}/{k}", tensors)] for k, v in entries.items()]}

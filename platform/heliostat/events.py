@@ -19,8 +19,11 @@ class EventLog:
     def add(self, event: str, **details: str | float | None) -> None:
         """Writes one event with the time in Unix seconds."""
         line = json.dumps({"time": time.time(), "event": event, **details}) + "\n"
-        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
+            size = os.fstat(handle).st_size
+            if size and os.pread(handle, 1, size - 1) != b"\n":
+                line = "\n" + line  # a line torn by a kill must not swallow this one
             os.write(handle, line.encode())
         finally:
             os.close(handle)

@@ -23,6 +23,7 @@ from heliostat.provenance import code_hash, describe_environment
 from heliostat.rank import Death, train_rank
 from heliostat.recipe import Recipe
 from heliostat.run import Assignment
+from heliostat.views import wandb_mode
 from heliostat.workload import Workload, pool_hosts, resolve
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def create(order: Order) -> Outcome:
             fit the cluster.
         RunFailed: the method raised, or deaths went past the retry budget.
     """
-    order.recipe.check()
+    _check(order.recipe)
     folder = order.folder
     try:
         folder.path.mkdir(parents=True)
@@ -76,20 +77,37 @@ def create(order: Order) -> Outcome:
             f"the name {folder.name!r} is taken by {folder.path}; choose another with --name, or "
             f"continue that run with: heliostat resume {folder.name} --runs {folder.path.parent}"
         ) from None
+    except OSError as error:
+        raise UsageError(f"cannot make the run folder {folder.path}: {error.strerror}") from error
+    with _locked(folder):
+        try:
+            _prepare(order)
+            return _run(order)
+        except BaseException:
+            if not folder.attempt.exists():  # nothing has run: the name is free again
+                shutil.rmtree(folder.path)
+            raise
+
+
+def _prepare(order: Order) -> None:
+    """Writes what a run folder holds before its first step."""
+    folder = order.folder
     folder.recipe.write_text(order.recipe.to_yaml())
     record = describe_environment(order.workload, order.spec, order.recipe)
-    replace_text(folder.record, json.dumps(record, indent=2))
-    try:
-        if order.begin_from is not None:
-            from heliostat.checkpoint import fork
+    if order.begin_from is not None:
+        from heliostat.checkpoint import fork
 
-            other, step = order.begin_from
-            fork(other.checkpoints, step, folder.checkpoints)
-        return _run(order)
-    except UsageError:
-        if not folder.attempt.exists():  # nothing has run: the name is free again
-            shutil.rmtree(folder.path)
-        raise
+        other, step = order.begin_from
+        path = fork(other.checkpoints, step, folder.checkpoints)
+        record["from"] = [other.name, path.name]
+    replace_text(folder.record, json.dumps(record, indent=2))
+
+
+def _check(recipe: Recipe) -> None:
+    """Refuses what can be refused before a folder is made."""
+    recipe.check()
+    recipe.layout.check()
+    wandb_mode()
 
 
 def resume(order: Order) -> Outcome:
@@ -100,32 +118,36 @@ def resume(order: Order) -> Outcome:
             needs.
         RunFailed: as ``create``.
     """
-    order.recipe.check()
-    if order.folder.result.exists():
-        raise UsageError(f"run {order.folder.name!r} has finished; see {order.folder.result}")
-    code = code_hash(order.workload)
-    if code != json.loads(order.folder.record.read_text())["code"]:
-        logger.warning("the code has changed since the run began; its numbers may differ")
-        order.folder.events.add("code-changed", code=code)
-    return _run(order)
+    _check(order.recipe)
+    folder = order.folder
+    if folder.result.exists():
+        raise UsageError(f"run {folder.name!r} has finished; see {folder.result}")
+    record = json.loads(folder.record.read_text())
+    if record.get("from") and not folder.checkpoints.exists():
+        raise UsageError(f"run {folder.name!r} never got its first checkpoint; start it again")
+    with _locked(folder):
+        code = code_hash(order.workload)
+        if code != record.get("code"):
+            logger.warning("the code has changed since the run began; its numbers may differ")
+            folder.events.add("code-changed", code=code)
+        return _run(order)
 
 
 def _run(order: Order) -> Outcome:
     folder = order.folder
-    with _locked(folder):
-        folder.stop.unlink(missing_ok=True)
-        try:
-            with _pools(order) as pools, _signals(folder) as asked, _progress(order) as display:
-                _supervise(order, pools, asked, display)
-        except Stopped as stopped:
-            folder.events.add("stopped", reason=str(stopped))
-            logger.warning("%s; %s", stopped, _how_to_resume(folder))
-            return Outcome(folder.path, {}, stopped=True)
-        except BaseException as error:
-            folder.events.add("failed", error=type(error).__name__, reason=str(error)[:2000])
-            raise
-        folder.events.add("finished")
-        return Outcome(folder.path, json.loads(folder.result.read_text()))
+    folder.stop.unlink(missing_ok=True)
+    try:
+        with _pools(order) as pools, _signals(folder) as asked, _progress(order) as display:
+            _supervise(order, pools, asked, display)
+    except Stopped as stopped:
+        folder.events.add("stopped", reason=str(stopped))
+        logger.warning("%s; %s", stopped, _how_to_resume(folder))
+        return Outcome(folder.path, {}, stopped=True)
+    except BaseException as error:
+        folder.events.add("failed", error=type(error).__name__, reason=str(error)[:2000])
+        raise
+    folder.events.add("finished")
+    return Outcome(folder.path, json.loads(folder.result.read_text()))
 
 
 def _supervise(

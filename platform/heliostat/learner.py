@@ -107,10 +107,15 @@ class Learner(Generic[ModuleT]):
         return {"model": dict(model), "optimizer": dict(optimizer)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restores what ``state`` returned, on any number of ranks."""
+        """Restores what ``state`` returned, on any number of ranks.
+
+        Learning rates and the like stay those of the optimisers that were made here.
+        """
         if not state["optimizer"]:
             load_full_state(self.model, state["model"])
             return
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        own = [{name: group[name] for name in group if name != "params"} for group in groups]
         set_state_dict(
             self.model,
             self._optimizers,
@@ -118,6 +123,9 @@ class Learner(Generic[ModuleT]):
             optim_state_dict=dict(state["optimizer"]),
             options=_FULL,
         )
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        for group, settings in zip(groups, own, strict=True):
+            group.update(settings)
 
     def weights(self, version: int) -> Weights:
         """Snapshots the model for the actors, gathering shards where there are any."""

@@ -6,6 +6,7 @@ The launching process runs the only rank itself, or Ray Train runs several of th
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 from heliostat.errors import HeliostatError
@@ -36,7 +37,9 @@ def train_rank(assignment: Assignment, rank: int, world: int, device: torch.devi
         raise
     tracker.finish(0)
     if rank == 0:
-        replace_text(folder.result, json.dumps(dict(metrics), indent=2))
+        final = {name: float(value) for name, value in metrics.items()}
+        strict = {name: v if math.isfinite(v) else None for name, v in final.items()}
+        replace_text(folder.result, json.dumps(strict, indent=2))
 
 
 class _Silent:

@@ -12,7 +12,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    ObjectLostError,
+    RayActorError,
+    RayTaskError,
+)
 
 from heliostat.errors import ActorLost, DeadlineExceeded, RoleFailed
 from heliostat.events import EventLog
@@ -156,7 +162,7 @@ class RayPool(Pool[RoleT]):
         while True:
             try:
                 return _get(share.answer, deadline, where)
-            except RayActorError as error:
+            except (RayActorError, ObjectLostError) as error:
                 self._events.add("host-lost", pool=self.name, host=share.host, call=where)
                 if isinstance(error, ActorDiedError) and not self._await_restart(share, deadline):
                     raise self._lost(share, where, "its restarts are used up", error) from error
@@ -215,7 +221,11 @@ class _RayPending(Generic[R]):
         refs: list[Any] = [share.answer for share in self.shares]
         try:
             parts: list[Any] = ray.get(refs, timeout=deadline.left)
-        except (RayActorError, GetTimeoutError):  # one by one, to tell and repeat what is missing
+        except (
+            RayActorError,
+            ObjectLostError,
+            GetTimeoutError,
+        ):  # one by one, to tell and repeat what is missing
             parts = [self.pool.collect(share, self.method, deadline) for share in self.shares]
         answers: list[Any] = [None] * self.size
         for share, part in zip(self.shares, parts, strict=True):

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self, cast, get_type_hints
@@ -71,6 +72,17 @@ class Layout:
             raise UsageError(
                 f"layout.min_learners: expected at most layout.learners={self.learners}, "
                 f"found {self.min_learners}; lower it or ask for more learners"
+            )
+
+    def check(self) -> None:
+        """Refuses what no learner here can do yet.
+
+        Raises:
+            UsageError: names it and the alternative.
+        """
+        if self.parallelism == "deepspeed":
+            raise UsageError(
+                "layout.parallelism: found 'deepspeed', which no learner hosts yet; take 'fsdp'"
             )
 
     @property
@@ -219,13 +231,17 @@ class Recipe:
                 outside its range, or a combination that the recipe refuses.
         """
         known = cls.keys()
-        for key in _leaf_keys(values):
+        for key, _ in _leaves(values):
             if key not in known and not any(name.startswith(key + ".") for name in known):
                 raise UsageError(nearest(key, known))
         try:
-            return TypeAdapter(cls).validate_python(dict(values))
+            recipe = TypeAdapter(cls).validate_python(dict(values))
         except ValidationError as error:
             raise UsageError("\n".join(_explain(item) for item in error.errors())) from None
+        for key, value in _leaves(recipe.to_dict()):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UsageError(f"{key}: expected a finite number, found {value}")
+        return recipe
 
     @classmethod
     def keys(cls) -> list[str]:
@@ -271,7 +287,10 @@ class Recipe:
 def _plain(text: str) -> object:
     """Reads the text of an override: YAML for lists and null, the text itself for the rest."""
     if text == "null" or text.startswith(("[", "{")):
-        return yaml.safe_load(text)
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError:
+            return text  # a text field may begin so; any other refuses it by its type
     return text
 
 
@@ -291,12 +310,12 @@ def _field_keys(cls: type, prefix: str = "") -> Iterable[str]:
             yield prefix + item.name
 
 
-def _leaf_keys(values: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, object]]:
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _leaf_keys(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
+            yield from _leaves(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}"
+            yield f"{prefix}{key}", value
 
 
 def nearest(name: str, known: list[str], what: str = "key") -> str:

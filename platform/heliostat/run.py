@@ -141,6 +141,8 @@ class Run(Generic[RecipeT]):
         """
         found = checkpoint.latest(self.folder.checkpoints)
         step, state = found or (-1, None)
+        if found:
+            self._score = checkpoint.score_of(self.folder.checkpoints, step)
         if self.rank == 0:
             self.tracker.rewind(step)
             event = "restored" if found else "began"
@@ -201,7 +203,7 @@ class Run(Generic[RecipeT]):
     def _save(self, step: int, state: State) -> None:
         if self.rank == 0:
             path = checkpoint.save(self.folder.checkpoints, step, state, self._score)
-            checkpoint.prune(self.folder.checkpoints, self.recipe.keep_checkpoints)
+            checkpoint.prune(self.folder.checkpoints, self.recipe.keep_checkpoints, step)
             self.folder.events.add("saved", step=step, path=path.name)
 
     def _must_stop(self) -> bool:

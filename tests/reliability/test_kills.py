@@ -133,7 +133,7 @@ def test_deaths_beyond_the_budget_fail_the_run(ray_cluster: str, tmp_path: Path)
 
 def test_the_methods_mistake_is_not_tried_again(ray_cluster: str, tmp_path: Path) -> None:
     wanted = order(tmp_path / "a", Layout(learners=1))
-    broken = replace(WORKLOAD, train="toy_package.broken:broken")
+    broken = replace(WORKLOAD, train="toy_package.faulty:broken")
     with pytest.raises(RunFailed, match="the method's own mistake at seed 0"):
         launch.create(replace(wanted, workload=broken))
     assert events(tmp_path / "a").count("attempt") == 1
