@@ -10,13 +10,19 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from algorithms.t1.ahead import Ahead
 from algorithms.t1.model import ModelShape, scratch_model
+from algorithms.t1.roles import Problems
+from algorithms.t1.updates import Batch
 from algorithms.t1.workload import WORKLOAD, T1Recipe
 from heliostat import checkpoint, launch
+from heliostat.actors.data import Stream
 from heliostat.folder import RunFolder
 from heliostat.launch import Order, Outcome
 from heliostat.recipe import Hosts, Layout
-from heliostat.tracker import read_metrics
+from heliostat.run import Assignment, Run
+from heliostat.tracker import JsonlTracker, read_metrics
+from heliostat.weights import Weights
 
 TINY = replace(
     WORKLOAD.recipe("smoke"),
@@ -85,8 +91,6 @@ def test_every_update_is_logged_and_lags_by_at_most_the_staleness(straight: Outc
 def test_a_stop_anywhere_resumes_to_the_same_numbers(
     tmp_path: Path, straight: Outcome, stop_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from heliostat.run import Run
-
     wanted = order(tmp_path / "a")
     report = Run.report
 
@@ -164,3 +168,18 @@ def test_the_users_own_questions_and_checkpoint_train(tmp_path: Path) -> None:
     assert outcome.metrics["prompts"] <= 8
     scratch = run(tmp_path / "b", TINY.override(f"questions={path}"))
     assert set(scratch.metrics) == set(outcome.metrics)
+
+
+def test_saved_batches_are_dealt_out_over_more_ranks(tmp_path: Path, straight: Outcome) -> None:
+    state = checkpoint.load(straight.folder / "checkpoints" / "step-0000000008")[1]["ahead"]
+    (saved,) = state["batches"]
+    prompts = sum(part["fields"]["reward"].shape[1] for part in saved)
+    dealt = 0
+    for rank in range(4):
+        assignment = Assignment(WORKLOAD, TINY, RunFolder(tmp_path), 1, {}, tensorboard=False)
+        one = Run[T1Recipe](assignment, JsonlTracker(tmp_path), rank, world=4)
+        ahead = Ahead(one, Stream(one.pool(Problems), Problems, 0))
+        ahead.load(state)
+        parts = ahead.next(Weights.of({}, 0), update=-2)
+        dealt += Batch.of(parts).rewards.numel() // TINY.answers_per_prompt
+    assert dealt == prompts == TINY.prompts_per_step

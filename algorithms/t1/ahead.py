@@ -62,7 +62,10 @@ class Ahead:
     def load(self, state: Mapping[str, Any]) -> None:
         """Takes up saved batches, dealt out anew over the ranks there are."""
         self._started = state["started"]
-        self._batches = deque(
-            Ready([Episodes.of(part) for part in parts[self._run.rank :: self._run.world]])
-            for parts in state["batches"]
-        )
+        self._batches.clear()
+        rank, world = self._run.rank, self._run.world
+        for saved in state["batches"]:
+            parts = [Episodes.of(part) for part in saved]
+            if len(parts) < world:  # saved by fewer ranks: deal out prompts instead of parts
+                parts = [piece for part in parts for piece in part.split(world)]
+            self._batches.append(Ready(parts[rank::world]))

@@ -95,6 +95,14 @@ class Episodes:
         fields = {name: np.asarray(value) for name, value in state["fields"].items()}
         return cls(state["version"], state["seed"], fields)
 
+    def split(self, count: int) -> list[Episodes]:
+        """Cuts the batch axis into ``count`` parts of nearly equal size; some may be empty."""
+        cut = {name: np.array_split(value, count, axis=1) for name, value in self.fields.items()}
+        return [
+            Episodes(self.version, self.seed, {name: parts[i] for name, parts in cut.items()})
+            for i in range(count)
+        ]
+
     @property
     def returns(self) -> np.ndarray:
         """Undiscounted return of each episode, float64 with the shape of one step's rewards."""
