@@ -96,7 +96,7 @@ def test_changes_to_the_recipe_may_stand_on_both_sides_of_a_flag(terminal):
         (["run", "t1", "steps"], "expected key=value, found 'steps'"),
         (["run", "t1", "layout=lapptop"], "did you mean 'laptop'?"),
         (["run", "t1", "questions=none.jsonl"], "found none at 'none.jsonl'"),
-        (["run", TOY, "--name", "../a"], "--name: expected a plain folder name, found '../a'"),
+        (["run", TOY, "--name", "../a"], "--name: expected up to 100 letters, digits"),
         (["run", f"{TOY}X"], "'WORKLOADX'; did you mean 'WORKLOAD'?"),
         (["run", "toy_package.workload:train"], "expected a heliostat Workload"),
         (["run", "no.such_module:WORKLOAD"], "no module 'no'"),
