@@ -21,6 +21,7 @@ from algorithms.t1.objective import (
     PolicyLoss,
     advantages,
     importance_weights,
+    informative_groups,
     penalised_rewards,
     repeats_ngram,
     sum_by_answer,
@@ -267,8 +268,7 @@ def _scored(
 
 def _mixed_groups(batch: Batch) -> Batch:
     """Leaves out prompts whose answers all earned the same: R is 0 but for the KL term."""
-    groups = batch.rewards.view(-1, batch.copies)
-    mixed = groups.amax(dim=1) > groups.amin(dim=1)
+    mixed = informative_groups(batch.rewards.view(-1, batch.copies))
     if not mixed.any():
         return batch
     rows = mixed.repeat_interleave(batch.copies)
@@ -287,7 +287,7 @@ def _means(run: Run[T1Recipe], batch: Batch) -> dict[str, float]:
         "train/false_claims": batch.false_claims,
         "train/overlong": ~batch.finished,
         "train/length": batch.lengths,
-        "train/mixed_groups": (solved.amax(dim=1) > solved.amin(dim=1)),
+        "train/mixed_groups": informative_groups(solved),
     }
     return {
         name: run.sum(float(value.double().sum())) / run.sum(len(value))
