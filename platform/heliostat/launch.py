@@ -9,9 +9,9 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,14 @@ class Order:
     begin_from: tuple[RunFolder, int | None] | None = None
     """Another run and step (None: its newest checkpoint) that a new run branches off from."""
     address: str | None = None
+    group: str = ""
+    """Runs that belong together, such as the trials of a search; empty takes the workload."""
+    job_type: str = "train"
+    """The kind of work, for trackers."""
+    shared: Mapping[str, Pool[Any]] = field(default_factory=dict[str, Pool[Any]])
+    """Pools by name that others started and will end; the run uses them and starts the rest."""
+    listen: Callable[[int, Mapping[str, float]], None] | None = None
+    """Told each row of metrics with its step, on the learner's side and before the next step."""
     tensorboard: bool = False
     show_progress: bool = False
 
@@ -64,9 +72,25 @@ def create(order: Order) -> Outcome:
     """Starts a new run in a new folder.
 
     Raises:
-        UsageError: the name is taken, there is no checkpoint to begin from, or the layout does not
-            fit the cluster.
+        UsageError: as ``prepare``, or the layout does not fit the cluster.
         RunFailed: the method raised, or deaths went past the retry budget.
+    """
+    prepare(order)
+    with _locked(order.folder):
+        try:
+            return _run(order)
+        except BaseException:
+            if not order.folder.attempt.exists():  # nothing has run: the name is free again
+                shutil.rmtree(order.folder.path)
+            raise
+
+
+def prepare(order: Order) -> None:
+    """Makes the folder of a run that ``resume`` will begin, here or elsewhere.
+
+    Raises:
+        UsageError: the recipe is refused, the name is taken, or there is no checkpoint to begin
+            from.
     """
     _check(order.recipe)
     folder = order.folder
@@ -79,21 +103,19 @@ def create(order: Order) -> Outcome:
         ) from None
     except OSError as error:
         raise UsageError(f"cannot make the run folder {folder.path}: {error.strerror}") from error
-    with _locked(folder):
-        try:
-            _prepare(order)
-            return _run(order)
-        except BaseException:
-            if not folder.attempt.exists():  # nothing has run: the name is free again
-                shutil.rmtree(folder.path)
-            raise
+    try:
+        _write_first_files(order)
+    except BaseException:
+        shutil.rmtree(folder.path)
+        raise
 
 
-def _prepare(order: Order) -> None:
+def _write_first_files(order: Order) -> None:
     """Writes what a run folder holds before its first step."""
     folder = order.folder
     folder.recipe.write_text(order.recipe.to_yaml())
     record = describe_environment(order.workload, order.spec, order.recipe)
+    record |= {"group": order.group or order.spec, "job_type": order.job_type}
     if order.begin_from is not None:
         from heliostat.checkpoint import fork
 
@@ -232,24 +254,25 @@ def _pools(order: Order) -> Generator[Mapping[str, Pool[Any]]]:
     """Connects to Ray where the layout needs it and starts its host actors; ends both."""
     layout = order.recipe.layout
     if not layout.uses_ray:
-        yield {}
+        yield order.shared
         return
     from heliostat.ray_session import check_layout, ray_session
 
     hosts = pool_hosts(order.workload, layout)
+    hosts = {name: hosts[name] for name in hosts if name not in order.shared}
     check = partial(check_layout, layout, hosts)
     with ray_session(order.address, check):
         from heliostat.ray_pool import RayPool
 
         pools: dict[str, RayPool[Any]] = {}
         try:
-            for name, path in order.workload.roles.items():
-                if hosts[name].hosts:
-                    role, events = resolve(path), order.folder.events
-                    pools[name] = RayPool(name, role, order.recipe, hosts[name], events)
+            for name, asked in hosts.items():
+                if asked.hosts:
+                    role, events = resolve(order.workload.roles[name]), order.folder.events
+                    pools[name] = RayPool(name, role, order.recipe, asked, events)
             for pool in pools.values():
                 pool.ready()
-            yield dict(pools)
+            yield {**order.shared, **pools}
         finally:
             for pool in pools.values():
                 pool.close()
@@ -263,10 +286,11 @@ def _train(order: Order, pools: Mapping[str, Pool[Any]]) -> None:
     """
     layout, folder = order.recipe.layout, order.folder
     train = _train_on_ray if layout.learners else _train_here
+    listen = None if layout.learners else order.listen  # Ray Train's ranks are told by no one
     first = int(folder.attempt.read_text()) + 1 if folder.attempt.exists() else 1
     for death in range(layout.max_restarts + 1):
         assignment = Assignment(
-            order.workload, order.recipe, folder, first + death, pools, order.tensorboard
+            order.workload, order.recipe, folder, first + death, pools, order.tensorboard, listen
         )
         replace_text(folder.attempt, str(assignment.attempt))
         folder.events.add("attempt", number=assignment.attempt)

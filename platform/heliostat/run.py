@@ -42,6 +42,8 @@ class Assignment:
     pools: Mapping[str, Pool[Any]]
     """Pools of Ray actors by name; the others are made in the rank's own process."""
     tensorboard: bool
+    listen: Callable[[int, Mapping[str, float]], None] | None = None
+    """Told each row that is logged, after the checkpoint of its step."""
 
 
 class Run(Generic[RecipeT]):
@@ -68,6 +70,7 @@ class Run(Generic[RecipeT]):
         self.folder = assignment.folder
         self._workload = assignment.workload
         self._attempt = assignment.attempt
+        self._listen = assignment.listen
         self._pools = dict(assignment.pools)
         self._names = {resolve(path): name for name, path in self._workload.roles.items()}
         self._phases: dict[str, float] = {}
@@ -187,6 +190,7 @@ class Run(Generic[RecipeT]):
         self._keep_score(metrics)
         if stop or self.due(step):
             self._save(step, state())
+        self._tell(step, metrics)
         if stop:
             raise Stopped(f"stopped after step {step}, whose checkpoint is saved")
 
@@ -195,6 +199,11 @@ class Run(Generic[RecipeT]):
         self._keep_score(metrics)
         if self.rank == 0:
             self.tracker.log(metrics, step)
+        self._tell(step, metrics)
+
+    def _tell(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._listen is not None and self.rank == 0:
+            self._listen(step, metrics)
 
     def _keep_score(self, metrics: Mapping[str, float]) -> None:
         if self._workload.score is not None:
