@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
+from heliostat.folder import RunFolder
 from heliostat.workload import Plot
 
 _LARGEST = 1e100
@@ -57,6 +58,12 @@ def read_lines(path: Path, tail_bytes: int | None = None) -> Iterator[dict[str, 
         for line in file:
             if found := _parsed(line):
                 yield found
+
+
+def read_events(folder: RunFolder) -> list[dict[str, Any]]:
+    """Reads a run's diary, with those of ranks on other machines, in the order of time."""
+    found = [event for path in folder.events.files() for event in read_lines(path)]
+    return sorted(found, key=lambda event: as_number(event.get("time")) or 0.0)
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -9,13 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.records import Method, as_count, as_number, as_text, printable, read_lines, read_object
+from cluster.records import (
+    Method,
+    as_count,
+    as_number,
+    as_text,
+    printable,
+    read_events,
+    read_lines,
+    read_object,
+)
 from heliostat.errors import UsageError
-from heliostat.folder import RunFolder
+from heliostat.folder import ALIVE_S, RunFolder
 from heliostat.recipe import nearest
 
-Status = Literal["finished", "running", "stopped", "failed", "interrupted"]
+Status = Literal["finished", "queued", "running", "stopped", "failed", "interrupted"]
 
+_TURNS = ("attempt", "stopped", "failed", "killed", "submitted", "job-attempt")
+"""Events that say where a run stands."""
 _TAIL_BYTES = 2**18
 """How much of the end of ``metrics.jsonl`` is searched for the newest values."""
 
@@ -30,7 +41,8 @@ class RunSummary:
     fingerprint: str
     """Of the recipe: 16 hex digits."""
     status: Status
-    """``interrupted``: the process died without a word, or was killed while it was stopping."""
+    """``queued``: submitted, not begun. ``interrupted``: the process died without a word, or was
+    killed while it was stopping."""
     step: int
     """Steps done, over all phases."""
     created: float | None
@@ -57,7 +69,7 @@ def summarise(folder: RunFolder) -> RunSummary:
     """
     record = read_object(folder.record)
     method = Method.of(record)
-    events = [str(event.get("event")) for event in read_lines(folder.events.path)]
+    events = [str(event.get("event")) for event in read_events(folder)]
     rows = list(read_lines(folder.metrics, tail_bytes=_TAIL_BYTES))
     steps = [step for row in rows if (step := as_count(row.get("step"))) is not None]
     score = method.score
@@ -75,7 +87,7 @@ def summarise(folder: RunFolder) -> RunSummary:
     )
 
 
-def open_run(runs: Path, name: str) -> RunFolder:
+def find_run(runs: Path, name: str) -> RunFolder:
     """Returns the run's folder.
 
     Raises:
@@ -143,13 +155,21 @@ def _folders(runs: Path) -> list[RunFolder]:
 def _status(folder: RunFolder, events: Sequence[str]) -> Status:
     if folder.result.exists():
         return "finished"
-    if _locked(folder):
+    if _locked(folder) or _alive(folder):
         return "running"
-    ends = [event for event in events if event in {"attempt", "stopped", "failed", "killed"}]
+    ends = [event for event in events if event in _TURNS]
     last = ends[-1] if ends else "attempt"
+    if last in ("submitted", "job-attempt"):
+        return "queued"
     if last == "stopped":
         return "stopped"
     return "failed" if last == "failed" else "interrupted"
+
+
+def _alive(folder: RunFolder) -> bool:
+    """Whether a copy from an object store holds a sign of life of the last minute."""
+    told = as_number(read_object(folder.alive).get("time"))
+    return told is not None and time.time() - told < ALIVE_S
 
 
 def _locked(folder: RunFolder) -> bool:
@@ -158,6 +178,8 @@ def _locked(folder: RunFolder) -> bool:
     The shared lock is let go at once and does not hinder other readers; a launch that tries its
     own lock within those microseconds would be refused and can be repeated.
     """
+    if not folder.lock.is_file():  # a foreign one may be anything
+        return False
     try:
         file = folder.lock.open("rb")
     except FileNotFoundError:

@@ -26,7 +26,7 @@ import jinja2
 from matplotlib.figure import Figure
 
 from cluster.plots import DPI, plot_lines, plot_phases, plot_time_line
-from cluster.records import as_number, read_lines, read_object
+from cluster.records import as_number, read_events, read_lines, read_object
 from cluster.registry import RunSummary, summarise
 from heliostat.errors import UsageError
 from heliostat.folder import RunFolder
@@ -103,7 +103,7 @@ def write_report(folder: RunFolder) -> Path:
         The path of the page.
     """
     rows = _rows(folder)
-    events = list(read_lines(folder.events.path))
+    events = read_events(folder)
     final = _final(folder)
     summary = summarise(folder)
     plots = summary.method.plots

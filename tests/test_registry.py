@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.records import Method
-from cluster.registry import RunSummary, format_table, open_run, summaries, summarise
+from cluster.registry import RunSummary, find_run, format_table, summaries, summarise
 from heliostat.errors import UsageError
 from heliostat.folder import RunFolder
 from heliostat.provenance import describe_method
@@ -222,26 +222,26 @@ def test_listing_imports_no_module_that_a_folder_names(tmp_path, monkeypatch):
 
 def test_a_run_is_opened_by_name(tmp_path):
     make_run(tmp_path, "tidal-1")
-    assert open_run(tmp_path, "tidal-1") == RunFolder(tmp_path / "tidal-1")
+    assert find_run(tmp_path, "tidal-1") == RunFolder(tmp_path / "tidal-1")
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(tmp_path):
     make_run(tmp_path, "tidal-1")
     make_run(tmp_path, "solar-2")
     with pytest.raises(UsageError, match=r"'tidal-l'.*did you mean 'tidal-1'\?"):
-        open_run(tmp_path, "tidal-l")
+        find_run(tmp_path, "tidal-l")
 
 
 def test_a_name_is_no_way_out_of_the_folder(tmp_path):
     make_run(tmp_path, "outside")
     make_run(tmp_path / "runs", "inside")
     with pytest.raises(UsageError, match="unknown run"):
-        open_run(tmp_path / "runs", "../outside")
+        find_run(tmp_path / "runs", "../outside")
 
 
 def test_no_runs_at_all_is_said_with_the_remedy(tmp_path):
     with pytest.raises(UsageError, match="no runs there; give their folder with --runs"):
-        open_run(tmp_path, "a")
+        find_run(tmp_path, "a")
 
 
 def summary_of(**changes) -> RunSummary:

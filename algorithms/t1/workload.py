@@ -186,7 +186,7 @@ WORKLOAD = Workload(
             eval_prompts=64,
             eval_every=4,
         ),
-        "more-sft": replace(_SMALL, sft_steps=1350, steps=0),
+        "more-sft": replace(_SMALL, sft_steps=1280, steps=0),
         "paper": T1Recipe(
             steps=1000,
             checkpoint_every=50,

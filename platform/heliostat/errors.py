@@ -25,6 +25,10 @@ class RunFailed(HeliostatError, RuntimeError):
     """A run ended without a result. Commands exit with status 1."""
 
 
+class MethodFailed(RunFailed):
+    """The method itself raised; another attempt would meet the same fault."""
+
+
 class CheckpointCorrupt(HeliostatError, OSError):
     """A checkpoint folder lacks its marker, or its files differ from what the marker promises."""
 

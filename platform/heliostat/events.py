@@ -28,14 +28,17 @@ class EventLog:
         finally:
             os.close(handle)
 
+    def files(self) -> list[Path]:
+        """Returns the diary and those of ranks on other machines, which are named after it."""
+        return sorted(self.path.parent.glob(f"{self.path.stem}*{self.path.suffix}"))
+
     def read(self) -> list[dict[str, Any]]:
-        """Returns the events in order; a line torn by a kill is left out."""
-        if not self.path.exists():
-            return []
+        """Returns the events in the order of time; a line torn by a kill is left out."""
         events: list[dict[str, Any]] = []
-        for line in self.path.read_text().splitlines():
-            try:
-                events.append(json.loads(line))
-            except ValueError:
-                continue
-        return events
+        for path in self.files():
+            for line in path.read_text().splitlines():
+                try:
+                    events.append(json.loads(line))
+                except ValueError:
+                    continue
+        return sorted(events, key=lambda event: event["time"])

@@ -7,12 +7,17 @@ from pathlib import Path
 
 from heliostat.events import EventLog
 
+ALIVE_S = 60.0
+"""A machine that has left no sign of life in a run's URL for so long does not run it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """What a run leaves behind, and where."""
 
     path: Path
+    url: str = ""
+    """Where an object store keeps the run; then ``path`` is this machine's copy."""
 
     @property
     def name(self) -> str:
@@ -58,6 +63,26 @@ class RunFolder:
     def lock(self) -> Path:
         """Locked by the process that runs the run; the system lets go when that process dies."""
         return self.path / ".lock"
+
+    @property
+    def alive(self) -> Path:
+        """Sign of life of the launching process, for those who see the run's URL only."""
+        return self.path / "alive.json"
+
+    @property
+    def log(self) -> Path:
+        """What a submitted run wrote to its standard output and error."""
+        return self.path / "log.txt"
+
+    @property
+    def job(self) -> Path:
+        """Where a submitted run was sent: cluster, submission, and the local head if it has one."""
+        return self.path / "job.json"
+
+    @property
+    def home(self) -> str:
+        """The place of run folders that this one is in, as ``--runs`` takes it."""
+        return self.url.rpartition("/")[0] or str(self.path.parent)
 
     @property
     def events(self) -> EventLog:

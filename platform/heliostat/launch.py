@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import math
+import os
 import shutil
 import signal
 import threading
@@ -16,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heliostat.errors import ActorLost, RunFailed, Stopped, UsageError
+from heliostat.errors import ActorLost, DeadlineExceeded, RunFailed, Stopped, UsageError
 from heliostat.folder import RunFolder, replace_text
+from heliostat.mirror import Mirror, host_name, mirrored
 from heliostat.pool import Pool
 from heliostat.provenance import code_hash, describe_environment
 from heliostat.rank import Death, train_rank
@@ -62,6 +65,8 @@ class Order:
     """The kind of work, for trackers."""
     shared: Mapping[str, Pool[Any]] = field(default_factory=dict[str, Pool[Any]])
     """Pools by name that others started and will end; the run uses them and starts the rest."""
+    supervised: bool = False
+    """Whether a supervisor restarts the run: then a stop that was asked for earlier stands."""
     listen: Callable[[int, Mapping[str, float]], None] | None = None
     """Told each row of metrics with its step, on the learner's side and before the next step."""
     tensorboard: bool = False
@@ -76,12 +81,12 @@ def create(order: Order) -> Outcome:
         RunFailed: the method raised, or deaths went past the retry budget.
     """
     prepare(order)
-    with _locked(order.folder):
+    with _locked(order.folder), mirrored(order.folder, "launch") as exchange:
         try:
-            return _run(order)
+            return _run(order, exchange)
         except BaseException:
             if not order.folder.attempt.exists():  # nothing has run: the name is free again
-                shutil.rmtree(order.folder.path)
+                forget(order.folder)
             raise
 
 
@@ -95,19 +100,32 @@ def prepare(order: Order) -> None:
     _check(order.recipe)
     folder = order.folder
     try:
+        if folder.url and not Mirror(folder, "read").is_new():
+            raise FileExistsError
+        if folder.url:
+            shutil.rmtree(folder.path, ignore_errors=True)  # a copy of a run that is no more
         folder.path.mkdir(parents=True)
     except FileExistsError:
         raise UsageError(
-            f"the name {folder.name!r} is taken by {folder.path}; choose another with --name, or "
-            f"continue that run with: heliostat resume {folder.name} --runs {folder.path.parent}"
+            f"the name {folder.name!r} is taken by {folder.url or folder.path}; choose another "
+            f"with --name, or {_how_to_resume(folder)}"
         ) from None
     except OSError as error:
         raise UsageError(f"cannot make the run folder {folder.path}: {error.strerror}") from error
     try:
         _write_first_files(order)
+        if folder.url:
+            Mirror(folder, "launch").exchange()
     except BaseException:
         shutil.rmtree(folder.path)
         raise
+
+
+def forget(folder: RunFolder) -> None:
+    """Deletes a run's folder, here and in its object store."""
+    if folder.url:
+        Mirror(folder, "read").delete()
+    shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def _write_first_files(order: Order) -> None:
@@ -142,45 +160,60 @@ def resume(order: Order) -> Outcome:
     """
     _check(order.recipe)
     folder = order.folder
-    if folder.result.exists():
-        raise UsageError(f"run {folder.name!r} has finished; see {folder.result}")
-    record = json.loads(folder.record.read_text())
-    if record.get("from") and not folder.checkpoints.exists():
-        raise UsageError(f"run {folder.name!r} never got its first checkpoint; start it again")
-    with _locked(folder):
+    if folder.url:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    with _locked(folder), mirrored(folder, "launch") as exchange:
+        if folder.result.exists():
+            raise UsageError(f"run {folder.name!r} has finished; see {folder.result}")
+        record = json.loads(folder.record.read_text())
+        if record.get("from") and not folder.checkpoints.exists():
+            raise UsageError(f"run {folder.name!r} never got its first checkpoint; start it again")
         code = code_hash(order.workload)
         if code != record.get("code"):
             logger.warning("the code has changed since the run began; its numbers may differ")
             folder.events.add("code-changed", code=code)
-        return _run(order)
+        if not order.supervised:
+            folder.stop.unlink(missing_ok=True)
+        return _run(order, exchange)
 
 
-def _run(order: Order) -> Outcome:
+def _run(order: Order, exchange: Callable[[], None]) -> Outcome:
     folder = order.folder
-    folder.stop.unlink(missing_ok=True)
     try:
-        with _pools(order) as pools, _signals(folder) as asked, _progress(order) as display:
-            _supervise(order, pools, asked, display)
+        with _signals(folder) as signals, _pools(order) as pools, _progress(order) as display:
+            signals.begun = True
+            _supervise(order, pools, exchange, signals, display)
     except Stopped as stopped:
         folder.events.add("stopped", reason=str(stopped))
         logger.warning("%s; %s", stopped, _how_to_resume(folder))
         return Outcome(folder.path, {}, stopped=True)
     except BaseException as error:
-        folder.events.add("failed", error=type(error).__name__, reason=str(error)[:2000])
+        kind, retry = type(error), _is_worth_another_try(error)
+        folder.events.add("failed", error=kind.__name__, reason=str(error)[:2000], retry=retry)
         raise
     folder.events.add("finished")
     return Outcome(folder.path, json.loads(folder.result.read_text()))
 
 
+def _is_worth_another_try(error: BaseException) -> bool:
+    """Whether the machinery failed and not the method or the user."""
+    lost = isinstance(error, ActorLost | DeadlineExceeded | ConnectionError)
+    return lost or type(error) is RunFailed or type(error).__module__.startswith("ray.exceptions")
+
+
 def _supervise(
-    order: Order, pools: Mapping[str, Pool[Any]], asked: list[float], display: Progress | None
+    order: Order,
+    pools: Mapping[str, Pool[Any]],
+    exchange: Callable[[], None],
+    signals: _Signals,
+    display: Progress | None,
 ) -> None:
     """Trains in a thread of its own, so that this one can show progress and honour signals."""
     failure: list[BaseException] = []
 
     def work() -> None:
         try:
-            _train(order, pools)
+            _train(order, pools, exchange)
         except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             failure.append(error)
 
@@ -190,7 +223,7 @@ def _supervise(
         worker.join(0.2)
         if display is not None:
             display.poll()
-        if asked and time.monotonic() > asked[0] + STOP_GRACE_S:
+        if time.monotonic() > signals.leave_by:
             raise RunFailed(
                 f"{order.folder.name} did not save within {STOP_GRACE_S:g} s; its newest "
                 f"checkpoint stands; {_how_to_resume(order.folder)}"
@@ -208,42 +241,56 @@ def _progress(order: Order) -> AbstractContextManager[Progress | None]:
 
 
 def _how_to_resume(folder: RunFolder) -> str:
-    return f"continue with: heliostat resume {folder.name} --runs {folder.path.parent}"
+    return f"continue with: heliostat resume {folder.name} --runs {folder.home}"
 
 
 @contextmanager
 def _locked(folder: RunFolder) -> Generator[None]:
     """Holds the run for this process; the system lets go of the lock when the process dies."""
-    with folder.lock.open("w") as file:
+    with folder.lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"run {folder.name!r} is being run by another process") from None
+        file.truncate(0)
+        file.write(json.dumps({"host": host_name(), "pid": os.getpid()}))
+        file.flush()
         yield
 
 
+@dataclass(slots=True)
+class _Signals:
+    """What SIGINT and SIGTERM have asked for, and whether the run has begun."""
+
+    begun: bool = False
+    leave_by: float = math.inf
+    """In seconds of ``time.monotonic``."""
+
+
 @contextmanager
-def _signals(folder: RunFolder) -> Generator[list[float]]:
+def _signals(folder: RunFolder) -> Generator[_Signals]:
     """Turns SIGINT and SIGTERM into a request to save and leave; a second one leaves at once.
 
-    Yields:
-        A list that holds the time of the first signal, once there was one.
+    Raises:
+        Stopped: the signal came before the run had begun.
     """
-    asked: list[float] = []
+    signals = _Signals()
 
     def ask(number: int, _: object) -> None:
-        if asked:
+        if signals.leave_by < math.inf:
             raise KeyboardInterrupt
-        asked.append(time.monotonic())
-        folder.stop.touch()
+        signals.leave_by = time.monotonic() + STOP_GRACE_S
         folder.events.add("stop-asked", signal=signal.Signals(number).name)
+        if not signals.begun:
+            raise Stopped("stopped before its first step of this attempt")
+        folder.stop.touch()
 
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield signals
         return
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -278,7 +325,7 @@ def _pools(order: Order) -> Generator[Mapping[str, Pool[Any]]]:
                 pool.close()
 
 
-def _train(order: Order, pools: Mapping[str, Pool[Any]]) -> None:
+def _train(order: Order, pools: Mapping[str, Pool[Any]], exchange: Callable[[], None]) -> None:
     """Trains until done, again from the last checkpoint after each death within the budget.
 
     The attempt's number is a fence: a rank of an older attempt that outlives its controller
@@ -290,12 +337,21 @@ def _train(order: Order, pools: Mapping[str, Pool[Any]]) -> None:
     first = int(folder.attempt.read_text()) + 1 if folder.attempt.exists() else 1
     for death in range(layout.max_restarts + 1):
         assignment = Assignment(
-            order.workload, order.recipe, folder, first + death, pools, order.tensorboard, listen
+            order.workload,
+            order.recipe,
+            folder,
+            first + death,
+            pools,
+            order.tensorboard,
+            listen,
+            host_name(),
         )
         replace_text(folder.attempt, str(assignment.attempt))
         folder.events.add("attempt", number=assignment.attempt)
+        exchange()  # ranks on other machines look for the attempt's number
         try:
             train(assignment)
+            exchange()
             return
         except Death as error:
             folder.events.add("learner-lost", reason=str(error)[:2000])

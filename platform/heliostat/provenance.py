@@ -55,15 +55,23 @@ def code_hash(workload: Workload) -> str:
     packages = {*OWN_PACKAGES, workload.train.partition(".")[0].partition(":")[0]}
     total = hashlib.sha256()
     for package in sorted(packages):
-        found = importlib.util.find_spec(package)
-        if found is None or found.origin is None:
+        root = source_of(package)
+        if root is None:
             continue
-        origin = Path(found.origin)
-        sources = [origin] if origin.name != "__init__.py" else sorted(origin.parent.rglob("*.py"))
-        for source in sources:
-            total.update(str(source.relative_to(origin.parent)).encode())
+        for source in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
+            total.update(str(source.relative_to(root.parent)).encode())
             total.update(source.read_bytes())
     return total.hexdigest()[:16]
+
+
+def source_of(package: str) -> Path | None:
+    """Returns the folder of a top-level package, or the file of a module; None where neither is."""
+    found = importlib.util.find_spec(package)
+    if found is None:
+        return None
+    if found.submodule_search_locations:
+        return Path(found.submodule_search_locations[0])
+    return Path(found.origin) if found.origin else None
 
 
 def _version(name: str) -> str | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from heliostat.errors import HeliostatError
 from heliostat.folder import replace_text
+from heliostat.mirror import host_name, mirrored
 from heliostat.recipe import Recipe
 from heliostat.run import Assignment, Run
 from heliostat.tracker import Tracker
@@ -26,7 +27,20 @@ class Death(HeliostatError, RuntimeError):
 
 
 def train_rank(assignment: Assignment, rank: int, world: int, device: torch.device | None) -> None:
-    """Runs the method's ``train`` on one rank; rank 0 tracks, and writes the final metrics."""
+    """Runs the method's ``train`` on one rank; rank 0 tracks, and writes the final metrics.
+
+    On another machine than the launcher's, rank 0 keeps the run's URL up to date by itself.
+    """
+    folder = assignment.folder
+    if folder.url and assignment.host != host_name():
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with mirrored(folder, "learn" if rank == 0 else "read", assignment.attempt):
+            _train_rank(assignment, rank, world, device)
+    else:
+        _train_rank(assignment, rank, world, device)
+
+
+def _train_rank(assignment: Assignment, rank: int, world: int, device: torch.device | None) -> None:
     folder = assignment.folder
     tracker = _tracker(assignment) if rank == 0 else _Silent()
     run = Run[Recipe](assignment, tracker, rank, world, device)

@@ -27,7 +27,7 @@ Nodes = Sequence[Mapping[str, float]]
 
 
 @contextmanager
-def ray_session(address: str | None, check: Callable[[Nodes], None]) -> Generator[None]:
+def ray_session(address: str | None, check: Callable[[Nodes], None]) -> Generator[str | None]:
     """Connects to Ray for the length of a run.
 
     An existing connection is used as it is. Otherwise ``address``, or the RAY_ADDRESS variable,
@@ -38,29 +38,34 @@ def ray_session(address: str | None, check: Callable[[Nodes], None]) -> Generato
         address: a cluster's address, or None.
         check: called with the nodes, before a local Ray is started; raises to refuse them.
 
+    Yields:
+        ``host:port`` of the dashboard where this call connected, and None otherwise.
+
     Raises:
         UsageError: the address cannot be reached, or what ``check`` raises.
     """
     if ray.is_initialized():
         check(_nodes())
-        yield
+        yield None
         return
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address is None:
         check([{"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}])
     folder = None if address else tempfile.mkdtemp(prefix="heliostat-")
     try:
-        _connect(address, folder)
+        dashboard = _connect(address, folder)
         check(_nodes())
-        yield
+        yield dashboard
     finally:
         ray.shutdown()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _connect(address: str | None, folder: str | None) -> None:
+def _connect(address: str | None, folder: str | None) -> str | None:
     settings: dict[str, Any] = {"address": address, "logging_level": logging.WARNING}
+    if address is not None:  # Ray Train's cleaner else looks for any Ray on its host
+        settings["runtime_env"] = {"env_vars": {"RAY_ADDRESS": address}}
     if folder is not None:
         if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # known to this Ray alone
@@ -72,7 +77,7 @@ def _connect(address: str | None, folder: str | None) -> None:
             "_temp_dir": folder,
         }
     try:
-        ray.init(**settings)
+        return ray.init(**settings).dashboard_url
     except (ConnectionError, RuntimeError, AuthenticationError) as error:
         if folder is not None:
             raise RunFailed(f"a local Ray could not start: {error}") from error

@@ -19,7 +19,7 @@ from ray import train
 from ray.exceptions import RayActorError
 from ray.train.torch import TorchTrainer, get_device
 
-from heliostat.errors import ActorLost, RunFailed, Stopped
+from heliostat.errors import ActorLost, MethodFailed, RunFailed, Stopped
 from heliostat.rank import Death, train_rank
 from heliostat.recipe import Layout
 from heliostat.run import Assignment
@@ -33,7 +33,8 @@ def fit(assignment: Assignment) -> None:
 
     Raises:
         Stopped: the run was asked to save and leave, and did.
-        RunFailed: the method raised, or the ranks could not start by the deadline.
+        MethodFailed: the method raised.
+        RunFailed: the ranks could not start by the deadline.
         Death: a rank or the controller died.
     """
     layout = assignment.recipe.layout
@@ -57,7 +58,7 @@ def fit(assignment: Assignment) -> None:
         trainer.fit()
     except train.WorkerGroupError as error:
         for failure in error.worker_failures.values():
-            if isinstance(failure, RunFailed):
+            if isinstance(failure, MethodFailed):
                 raise failure from None
         raise Death(f"a learner rank died: {error}") from error
     except train.ControllerError as error:
@@ -92,7 +93,7 @@ def _rank(config: dict[str, Any]) -> None:
         text = "".join(traceback.format_exception(error))
         if isinstance(error, ActorLost) or _lost_peer(error):
             raise Death(text) from error
-        raise RunFailed(f"the method raised {type(error).__name__}: {error}\n{text}") from error
+        raise MethodFailed(f"the method raised {type(error).__name__}: {error}\n{text}") from error
 
 
 def _lost_peer(cause: Exception) -> bool:

@@ -41,6 +41,24 @@ class Hosts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What a submitted run may cost before its supervisor gives up."""
+
+    max_restarts: Annotated[int, Ge(0)] = 3
+    """Further attempts after one that died, started late or got stuck; faults get none."""
+    first_pause_s: Annotated[float, Ge(0)] = 5.0
+    """Pause before the second attempt, in seconds; it doubles with each."""
+    longest_pause_s: Annotated[float, Ge(0)] = 300.0
+    """Longest pause between attempts."""
+    start_deadline_s: Annotated[float, Ge(1)] = 900.0
+    """Longest time from an attempt's start until its learner begins."""
+    progress_deadline_s: Annotated[float, Ge(1)] = 3600.0
+    """Longest time between two rows of metrics."""
+    stop_s: Annotated[float, Ge(1)] = 60.0
+    """Time to save after a stop was asked for; then the run is ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
     """Where a run's processes live. It knows no method."""
 
@@ -65,6 +83,8 @@ class Layout:
     """Longest wait for one call on a pool, in seconds."""
     max_restarts: Annotated[int, Ge(0)] = 3
     """Deaths that are made good before a run fails: of learners together, and of each host."""
+    job: Job = Job()
+    """Limits of a submitted run."""
 
     def __post_init__(self) -> None:
         """Refuses an elastic minimum above the wanted number of learners."""

@@ -44,6 +44,8 @@ class Assignment:
     tensorboard: bool
     listen: Callable[[int, Mapping[str, float]], None] | None = None
     """Told each row that is logged, after the checkpoint of its step."""
+    host: str = ""
+    """Machine of the launching process."""
 
 
 class Run(Generic[RecipeT]):

@@ -123,7 +123,7 @@ def _launched(start: Callable[[Order], Outcome], order: Order) -> Outcome:
 class _Stopping(RunFolder):
     """A run's folder in which a stop is asked for once a step has been logged."""
 
-    after: int
+    after: int = 0
 
     @property
     def stop(self) -> Path:
@@ -139,7 +139,7 @@ def _disturbed(order: Order) -> Outcome:
     start = launch.create
     for part in (1, 2):
         after = part * order.recipe.total_steps // 3
-        folder = _Stopping(order.folder.path, after)
+        folder = _Stopping(order.folder.path, after=after)
         outcome = _launched(start, replace(order, folder=folder))
         demand(
             None if outcome.stopped else f"it finished, though asked to stop after step {after}",

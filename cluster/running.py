@@ -1,0 +1,221 @@
+"""The commands that start a run, here or on a cluster: run, submit, resume."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import yaml
+
+from algorithms.catalog import CATALOG
+from cluster.places import open_run, run_folder
+from cluster.records import as_text, read_object
+from heliostat.errors import UsageError
+from heliostat.folder import RunFolder
+from heliostat.mirror import is_url
+from heliostat.recipe import Recipe
+from heliostat.workload import Workload, load
+
+if TYPE_CHECKING:
+    from cluster.submit import Shipment, Submission
+    from heliostat.launch import Order, Outcome
+
+OK, FAILED = 0, 1
+
+
+def run(options: Namespace) -> int:
+    """Runs in this process."""
+    from heliostat.launch import create
+
+    return _finish(create(_new_order(options)), options)
+
+
+def submit(options: Namespace) -> int:
+    """Sends a run to a cluster, or to a Ray of its own on this machine."""
+    import cluster.submit
+
+    order = _new_order(options)
+    return _submitted(cluster.submit.submit(order, _shipment(options)), options)
+
+
+def resume(options: Namespace) -> int:
+    """Continues a run where it was: in this process, or on its cluster."""
+    from heliostat.launch import resume
+
+    if options.supervised:
+        _leave_with_supervisor()
+    order = _old_order(options)
+    if open_run(options.runs, options.name).job.exists() and not options.supervised:
+        import cluster.submit
+
+        return _submitted(cluster.submit.resubmit(order, _shipment(options)), options)
+    return _finish(resume(order), options)
+
+
+def find(spec: str, overrides: Sequence[str]) -> tuple[Workload, Recipe, str]:
+    """Returns the workload, its recipe with the overrides applied, and the recipe's name."""
+    workload, name = load(spec, CATALOG)
+    recipe = workload.recipe(name).override(*overrides)
+    return workload, recipe, name or next(iter(workload.recipes))
+
+
+def say(text: str) -> None:
+    """Writes a line of results."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _new_order(options: Namespace) -> Order:
+    from heliostat.launch import Order
+
+    workload, recipe, recipe_name = find(options.workload, options.overrides)
+    moment = time.strftime("%Y%m%d-%H%M%S")
+    name = options.name or f"{workload.name}-{recipe_name}-{moment}"
+    if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII):
+        raise UsageError(
+            f"--name: expected up to 100 letters, digits, '_', '-' and '.', found {name!r}"
+        )
+    return Order(
+        workload=workload,
+        spec=_spec(options.workload),
+        recipe=recipe,
+        folder=run_folder(options.runs, name),
+        begin_from=_origin(options) if options.origin else None,
+        address=options.address,
+        tensorboard=options.tensorboard,
+        show_progress=True,
+    )
+
+
+def _old_order(options: Namespace) -> Order:
+    from heliostat.launch import Order
+
+    seen = open_run(options.runs, options.name)
+    spec, values = _started(seen)
+    home = Path.cwd().joinpath(*spec.partition(":")[0].split("."))
+    if spec not in CATALOG and seen.path.parent.resolve() in home.resolve().parents:
+        raise UsageError(f"run {seen.name!r} names code inside {options.runs}; move it elsewhere")
+    workload, _ = load(spec, CATALOG)
+    return Order(
+        workload=workload,
+        spec=spec,
+        recipe=type(workload.recipe()).from_dict(values),
+        folder=run_folder(options.runs, options.name),
+        address=options.address,
+        supervised=options.supervised,
+        tensorboard=options.tensorboard,
+        show_progress=True,
+    )
+
+
+def _origin(options: Namespace) -> tuple[RunFolder, int | None]:
+    name, at, step = options.origin.partition("@")
+    if at and not step.isdecimal():
+        raise UsageError(f"--from: expected RUN or RUN@STEP, found {options.origin!r}")
+    return open_run(options.runs, name, heavy=True), int(step) if at else None
+
+
+def _started(folder: RunFolder) -> tuple[str, dict[str, Any]]:
+    """Returns how the user named the workload of a run, and the values of its recipe.
+
+    Raises:
+        UsageError: one of the two files is missing or torn.
+    """
+    spec = as_text(read_object(folder.record).get("workload"))
+    try:
+        found = folder.recipe.is_file()  # a foreign one may be anything
+        values: object = yaml.safe_load(folder.recipe.read_text()) if found else None
+    except (OSError, ValueError, yaml.YAMLError):
+        values = None
+    if not spec or not isinstance(values, dict):
+        raise UsageError(
+            f"expected the workload's name in {folder.record} and a recipe in {folder.recipe}, "
+            "found one of them missing or torn; start the run anew under another name"
+        )
+    return spec, cast("dict[str, Any]", values)
+
+
+def _finish(outcome: Outcome, options: Namespace) -> int:
+    folder = run_folder(options.runs, outcome.folder.name)
+    if options.json:
+        say(_json(folder, outcome.metrics))
+    elif not outcome.stopped:
+        for name, value in outcome.metrics.items():
+            say(f"{name:<32}{value:>12.4f}")
+        say(f"finished; plots and samples: heliostat report {folder.name} --runs {folder.home}")
+    return FAILED if outcome.stopped else OK
+
+
+def _shipment(options: Namespace) -> Shipment:
+    from cluster.submit import Shipment
+
+    place = options.runs if is_url(options.runs) else str(Path(options.runs).resolve())
+    return Shipment(place=place, extra=options.ship, secrets=options.ship_secrets, say=_tell)
+
+
+def _submitted(submission: Submission, options: Namespace) -> int:
+    name, runs = submission.folder.name, options.runs
+    _tell(f"{name} is at {submission.cluster.address}")
+    _tell(f"look: heliostat logs -f {name} --runs {runs}; end: heliostat stop {name} --runs {runs}")
+    if not options.follow:
+        if options.json:
+            say(_json(submission.folder, {}))
+        return OK
+    return follow(options.runs, name, as_json=options.json)
+
+
+def follow(runs: str, name: str, *, as_json: bool = False) -> int:
+    """Shows a submitted run's log until it ends; leaving it with Ctrl-C leaves the run alone."""
+    from cluster.control import logs, status
+
+    for text in logs(runs, name, follow=True):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    found, folder = status(runs, name), open_run(runs, name)
+    metrics = read_object(folder.result)
+    if found["job_message"]:
+        _tell(found["job_message"])
+    if as_json:
+        say(_json(folder, metrics))
+    else:
+        for metric, value in metrics.items():
+            say(f"{metric:<32}{value:>12.4f}")
+        say(f"{name}: {found['status']}")
+    return OK if found["status"] == "finished" else FAILED
+
+
+def _json(folder: RunFolder, metrics: object) -> str:
+    return json.dumps(
+        {"run": folder.name, "folder": folder.url or str(folder.path), "metrics": metrics}
+    )
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _leave_with_supervisor() -> None:
+    """Asks this process to save and leave when the supervisor, which holds its input, is gone."""
+    import os
+    import signal
+    import threading
+
+    def wait() -> None:
+        while os.read(0, 1):  # the buffered stream would be locked when Python ends
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _spec(typed: str) -> str:
+    """Drops the recipe's name from what the user typed."""
+    head, _, rest = typed.partition(":")
+    return head if head in CATALOG else f"{head}:{rest.partition(':')[0]}"

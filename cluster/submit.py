@@ -1,0 +1,184 @@
+"""Submitting: a run's folder and sources go to a cluster, where a supervisor sees it through."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cluster.head import Head, start_head
+from cluster.jobs import Cluster, Job
+from cluster.packing import pack
+from cluster.records import as_text, read_object
+from heliostat.errors import RunFailed, UsageError
+from heliostat.folder import RunFolder, replace_text
+from heliostat.launch import Order, forget, prepare
+from heliostat.mirror import Mirror
+from heliostat.ray_session import check_layout
+from heliostat.workload import pool_hosts
+
+_FORWARDED = ("WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_BASE_URL", "MUJOCO_GL")
+"""Variables that a job gets from the submitting shell; keys and tokens are the cluster's own."""
+_STOP_WAIT_S = "20"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipment:
+    """What goes to the cluster beside the run's folder."""
+
+    place: str
+    """Of run folders, as the job must see it: ``--runs``."""
+    extra: Sequence[Path] = ()
+    secrets: bool = False
+    say: Callable[[str], None] = print
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A run that was submitted, and where."""
+
+    folder: RunFolder
+    cluster: Cluster
+
+    def job(self) -> Job | None:
+        """Returns what the cluster says of it; None where it knows nothing or is gone."""
+        try:
+            return self.cluster.job(self.folder.name)
+        except UsageError:  # a private head ends after its last job
+            return None
+
+
+def submit(order: Order, shipment: Shipment) -> Submission:
+    """Submits a new run; submitting an equal one of the same name again finds the first.
+
+    Raises:
+        UsageError: the name is taken by another run, the cluster does not answer, is of another
+            version or too small, or something must not be shipped.
+        RunFailed: a local Ray could not start, or the cluster refused the job.
+    """
+    if (found := find_submission(order.folder)) is not None:
+        return _same(order, found, shipment)
+    with tempfile.TemporaryDirectory(prefix="heliostat-") as scratch:
+        package = Path(scratch) / "package"
+        packed = pack(order.workload.train, shipment.extra, package, secrets=shipment.secrets)
+        shipment.say(packed.describe())
+        cluster, head = _cluster(order)
+        prepare(order)
+        try:
+            return _send(order, shipment, package, cluster, head)
+        except BaseException:
+            forget(order.folder)
+            if head is not None:
+                head.end()
+            raise
+
+
+def resubmit(order: Order, shipment: Shipment) -> Submission:
+    """Submits a run again, which goes on from its newest checkpoint.
+
+    Raises:
+        UsageError: it is still running, or as ``submit``.
+        RunFailed: as ``submit``.
+    """
+    folder = order.folder
+    found = find_submission(folder)
+    job = found.job() if found else None
+    if found and job and not job.ended:
+        raise UsageError(f"run {folder.name!r} is {job.state} at {found.cluster.address}")
+    with tempfile.TemporaryDirectory(prefix="heliostat-") as scratch:
+        package = Path(scratch) / "package"
+        packed = pack(order.workload.train, shipment.extra, package, secrets=shipment.secrets)
+        shipment.say(packed.describe())
+        address = order.address
+        if found and address is None and not read_object(folder.job).get("head"):
+            address = found.cluster.address
+        cluster, head = _cluster(replace(order, address=address))
+        if (old := cluster.job(folder.name)) is not None and old.ended:
+            cluster.delete(folder.name)
+        folder.stop.unlink(missing_ok=True)
+        if folder.url:
+            Mirror(folder, "read").ask_to_stop(asked=False)
+        return _send(order, shipment, package, cluster, head)
+
+
+def find_submission(folder: RunFolder) -> Submission | None:
+    """Returns where a run was submitted, None where it was not; asks no cluster."""
+    job = read_object(folder.job)
+    address = as_text(job.get("address"))
+    if not address:
+        return None
+    head = as_text(job.get("head"))
+    token = None
+    if head and (Path(head) / "token").is_file():
+        token = Head(Path(head)).token
+    return Submission(folder, Cluster(address, token))
+
+
+def _same(order: Order, found: Submission, shipment: Shipment) -> Submission:
+    record = read_object(order.folder.record)
+    asked = order.recipe.fingerprint()
+    if record.get("fingerprint") != asked or record.get("workload") != order.spec:
+        raise UsageError(
+            f"the name {order.folder.name!r} is taken by another run of {record.get('workload')} "
+            f"with recipe {record.get('fingerprint')}, this one is {asked}; choose another --name"
+        )
+    job = found.job()
+    state = job.state if job else "not known there any more"
+    shipment.say(
+        f"run {order.folder.name!r} was submitted before to {found.cluster.address}: {state}"
+    )
+    return found
+
+
+def _cluster(order: Order) -> tuple[Cluster, Head | None]:
+    """Returns a cluster that answers and is large enough, starting a private one if need be."""
+    layout = order.recipe.layout
+    hosts = pool_hosts(order.workload, layout)
+    address = order.address or os.environ.get("RAY_API_SERVER_ADDRESS")
+    if address:
+        cluster = Cluster(address.rstrip("/"))
+        cluster.check()
+        check_layout(layout, hosts, cluster.nodes())
+        return cluster, None
+    check_layout(layout, hosts, [_own_machine()])
+    head = start_head()
+    return Cluster(head.address, head.token), head
+
+
+def _own_machine() -> dict[str, float]:
+    import torch
+
+    return {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}
+
+
+def _send(
+    order: Order, shipment: Shipment, package: Path, cluster: Cluster, head: Head | None
+) -> Submission:
+    folder = order.folder
+    record = read_object(folder.record)
+    place = {"address": cluster.address, "head": str(head.folder) if head else None}
+    replace_text(folder.job, json.dumps(place))
+    if folder.url:
+        Mirror(folder, "launch").hand_over("job.json")
+    python = sys.executable if head else "python"
+    command = [python, "-m", "cluster.supervisor", folder.name, "--runs", shipment.place]
+    variables = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+    variables["RAY_JOB_STOP_WAIT_TIME_S"] = _STOP_WAIT_S
+    metadata = {
+        "run": folder.name,
+        "workload": order.spec,
+        "recipe": record["fingerprint"],
+        "code": record["code"],
+        "wandb_run_id": record["id"],
+    }
+    cluster.submit(folder.name, shlex.join(command), package, variables, metadata)
+    folder.events.add("submitted", address=cluster.address)
+    submission = Submission(folder, cluster)
+    if submission.job() is None:
+        raise RunFailed(f"{cluster.address} took the job of {folder.name!r} and does not know it")
+    return submission
