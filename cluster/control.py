@@ -89,9 +89,9 @@ def stop(place: str, name: str, deadline_s: float) -> str:
     if not submission:
         _signal(folder, signal.SIGKILL)
     elif (job := submission.job()) and job.state == "PENDING":
-        return f"{name} has not begun; it will end as soon as the cluster starts it"
+        submission.cluster.end_pending(name)
     if _wait_for_end(place, name, 30.0):
-        return f"{name} was killed; its newest checkpoint stands"
+        return f"{name} was killed; its newest checkpoint, if any, stands"
     raise RunFailed(f"{name} goes on although it was told to stop; see heliostat status {name}")
 
 

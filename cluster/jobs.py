@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
+import tempfile
 import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -112,6 +114,21 @@ class Cluster:
     def stop(self, name: str) -> None:
         """Asks Ray to end the job: SIGTERM, then SIGKILL; a pending one is not touched by it."""
         self._request("POST", f"/api/jobs/{urllib.parse.quote(name)}/stop")
+
+    def end_pending(self, name: str) -> None:
+        """Ends a job that Ray has not started, whose own stop does nothing then (ray#58353).
+
+        A second job, which asks for nothing, kills the actor that would have run the first.
+        """
+        code = (
+            "import ray; ray.init(); ray.kill(ray.get_actor("
+            f"'_ray_internal_job_actor_{name}', namespace='SUPERVISOR_ACTOR_RAY_NAMESPACE'))"
+        )
+        entrypoint = shlex.join(["python", "-c", code])
+        with tempfile.TemporaryDirectory() as nothing:
+            folder = Path(nothing)
+            (folder / "README").write_text("ends a pending job")
+            self.submit(f"{name}-end-{time.time_ns()}", entrypoint, folder, {}, {"ends": name})
 
     def unfinished(self) -> int | None:
         """Returns how many submissions have not ended; None where there was none yet."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, cast
 
 import yaml
 
@@ -98,12 +98,13 @@ def _hand_over(folder: RunFolder, *, whole: bool = False) -> None:
 
 def _attempt(folder: RunFolder, command: list[str], limits: Job) -> tuple[Verdict, int]:
     began = time.time()
-    with folder.log.open("ab") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        assert process.stdout is not None
-        copier = threading.Thread(target=_copy, args=(process.stdout, log), daemon=True)
+    pipe = subprocess.PIPE
+    with (
+        folder.log.open("ab") as log,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as process,
+    ):
+        output = cast("IO[bytes]", process.stdout)
+        copier = threading.Thread(target=_copy, args=(output, log), daemon=True)
         copier.start()
         late = _watch(process, folder, limits, began)
         copier.join(_LEAVE_S)
@@ -140,19 +141,27 @@ def _watch(
     stop_asked: float | None = None
     while process.poll() is None:
         time.sleep(_POLL_S)
+        begun = _last_beginning(folder, began)
         if folder.stop.exists():
             stop_asked = stop_asked or time.time()
-            if time.time() > stop_asked + limits.stop_s:
+            if begun is None or time.time() > stop_asked + limits.stop_s:
                 _end(process)
-            continue
-        steps = _changed(folder.metrics)
-        begun = [e for e in folder.events.read() if e["event"] in ("began", "restored")]
-        if not any(event["time"] >= began for event in begun):
+        elif begun is None:
             if time.time() > began + limits.start_deadline_s:
                 return _give_up(process, folder, "late", limits.start_deadline_s)
-        elif time.time() > max(steps, begun[-1]["time"]) + limits.progress_deadline_s:
+        elif time.time() > max(begun, _changed(folder.metrics)) + limits.progress_deadline_s:
             return _give_up(process, folder, "stuck", limits.progress_deadline_s)
     return None
+
+
+def _last_beginning(folder: RunFolder, since: float) -> float | None:
+    """Returns when the learner last began in this attempt, in Unix seconds."""
+    times = [
+        event["time"]
+        for event in folder.events.read()
+        if event["event"] in ("began", "restored") and event["time"] >= since
+    ]
+    return times[-1] if times else None
 
 
 def _give_up(

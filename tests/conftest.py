@@ -15,6 +15,7 @@ import pytest
 TESTS = Path(__file__).parent
 sys.path.append(str(TESTS))
 
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 os.environ["OMP_NUM_THREADS"] = "1"  # as a host of one CPU has it
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -37,3 +38,11 @@ def ray_cluster() -> Iterator[str]:
     yield context.address_info["gcs_address"]
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def jobs_address(ray_cluster: str) -> str:
+    """The address of the same Ray's dashboard, to which jobs are submitted."""
+    import ray
+
+    return f"http://{ray.init(ignore_reinit_error=True).dashboard_url}"

@@ -85,6 +85,8 @@ class Mirror:
         """
         self._folder = folder
         self._part: Part = part
+        self._kept = "events.jsonl" if part == "learn" else self._folder.log.name
+        """Never fetched over: another process of this machine writes it."""
         self._diary = f"events-rank0-{attempt}.jsonl"
         self._store, self._root = open_store(folder.url)
         self._sent: dict[str, tuple[int, int]] = {}
@@ -204,7 +206,7 @@ class Mirror:
         path, stamp = self._folder.path / name, _stamp(info)
         if self._fetched.get(name) == stamp or not _is_below(path, self._folder.path):
             return
-        if self._part == "learn" and name == "events.jsonl":
+        if name == self._kept and path.exists():
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}.new")
