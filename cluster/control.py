@@ -81,7 +81,7 @@ def stop(place: str, name: str, deadline_s: float) -> str:
         return f"{name} saved its checkpoint and left"
     submission = find_submission(folder)
     if submission:
-        submission.cluster.stop(name)
+        submission.cluster.stop(submission.job_id)
     else:
         _signal(folder, signal.SIGTERM)
     if _wait_for_end(place, name, 30.0):
@@ -89,7 +89,7 @@ def stop(place: str, name: str, deadline_s: float) -> str:
     if not submission:
         _signal(folder, signal.SIGKILL)
     elif (job := submission.job()) and job.state == "PENDING":
-        submission.cluster.end_pending(name)
+        submission.cluster.end_pending(submission.job_id)
     if _wait_for_end(place, name, 30.0):
         return f"{name} was killed; its newest checkpoint, if any, stands"
     raise RunFailed(f"{name} goes on although it was told to stop; see heliostat status {name}")
@@ -159,7 +159,7 @@ def remove(place: str, name: str) -> None:
         raise UsageError(f"{name} is {found['status']}; heliostat stop {name} ends it")
     submission = find_submission(folder)
     if submission and found["job"]:
-        submission.cluster.delete(name)
+        submission.cluster.delete(submission.job_id)
     forget(run_folder(place, name))
     if folder.url:
         forget(RunFolder(folder.path))

@@ -6,19 +6,25 @@ when the terminal closes. Its folder holds the token that other commands need, f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import secrets
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heliostat.errors import RunFailed
+from heliostat.errors import HeliostatError, RunFailed
 from heliostat.folder import replace_text
 
 if TYPE_CHECKING:
@@ -28,6 +34,8 @@ START_S = 90.0
 _UNUSED_S = 120.0
 _POLL_S = 1.0
 _LINGER_S = 3.0
+_STARTED: list[subprocess.Popen[bytes]] = []
+"""Heads outlive their starter; Python would warn of a process whose last reference goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,7 @@ def start_head() -> Head:
             env=environment,
             start_new_session=True,
         )
+    _STARTED.append(process)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         if (folder / "head.json").exists():
@@ -88,19 +97,79 @@ def start_head() -> Head:
     raise RunFailed(f"a local Ray did not start within {START_S:g} s\n{text}")
 
 
+@contextmanager
+def private_ray(folder: Path) -> Generator[str]:
+    """Runs a Ray with ports and a temporary folder of its own, next to whatever else runs here.
+
+    Args:
+        folder: for its files; a short path, since sockets lie below it.
+
+    Yields:
+        Its dashboard's address. Access needs the token of RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
+
+    Raises:
+        RunFailed: it did not start.
+    """
+    gcs, dashboard, agent = _free_ports(3)
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    command += [f"--port={gcs}", f"--dashboard-port={dashboard}", f"--temp-dir={folder / 'ray'}"]
+    command += [f"--dashboard-agent-listen-port={agent}", "--disable-usage-stats"]
+    environment = {**os.environ, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}  # else it waits 30 s
+    with (folder / "ray.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+        )
+    try:
+        address = f"http://127.0.0.1:{dashboard}"
+        until = time.monotonic() + START_S
+        while not _answers(address):
+            if process.poll() is not None or time.monotonic() > until:
+                text = (folder / "ray.log").read_text()[-2000:]
+                raise RunFailed(f"a local Ray did not start within {START_S:g} s\n{text}")
+            time.sleep(0.2)
+        yield address
+    finally:
+        process.terminate()  # with --block it takes all its processes along
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Returns ports that nobody listens on, outside the range of Ray's workers."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            found.append(port)
+    return found
+
+
+def _answers(address: str) -> bool:
+    from cluster.jobs import Cluster
+
+    try:
+        Cluster(address).check()
+        return bool(Cluster(address).nodes())
+    except HeliostatError:
+        return False
+
+
 def main() -> int:
     """Serves until all jobs have ended, none came in two minutes, or its folder is gone."""
     from cluster.jobs import Cluster
-    from heliostat.ray_session import ray_session
 
     head = Head(Path(sys.argv[1]))
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))
     try:
-        with ray_session(None, lambda _: None) as dashboard:
-            address = f"http://{dashboard}"
+        with private_ray(head.folder) as address:
             replace_text(head.folder / "head.json", json.dumps({"address": address}))
             _serve(head, Cluster(address, head.token))
     finally:
-        shutil.rmtree(head.folder, ignore_errors=True)
+        head.end()
     return 0
 
 

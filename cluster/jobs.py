@@ -136,13 +136,13 @@ class Cluster:
         return sum(job["status"] not in ENDED for job in jobs) if jobs else None
 
     def delete(self, name: str) -> None:
-        """Makes the cluster forget a job that has ended, so that its name is free."""
+        """Makes the cluster forget a job that has ended."""
         self._request("DELETE", f"/api/jobs/{urllib.parse.quote(name)}")
 
     def _client(self) -> JobSubmissionClient:
-        client = JobSubmissionClient(self.address, headers=self._headers())
-        logging.getLogger("ray").setLevel(logging.WARNING)  # it has just been set otherwise
-        return client
+        for module in ("dashboard.modules.dashboard_sdk", "_private.runtime_env.packaging"):
+            logging.getLogger(f"ray.{module}").setLevel(logging.WARNING)
+        return JobSubmissionClient(self.address, headers=self._headers())
 
     def _headers(self) -> dict[str, str]:
         token = self.token or _own_token()

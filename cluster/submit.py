@@ -14,6 +14,7 @@ from pathlib import Path
 from cluster.head import Head, start_head
 from cluster.jobs import Cluster, Job
 from cluster.packing import pack
+from cluster.places import open_run
 from cluster.records import as_text, read_object
 from heliostat.errors import RunFailed, UsageError
 from heliostat.folder import RunFolder, replace_text
@@ -44,11 +45,14 @@ class Submission:
 
     folder: RunFolder
     cluster: Cluster
+    job_id: str
+    """The run's name; ``NAME.2`` and so on after each ``resume``, since Ray's monitor of a job that
+    has just ended takes another of the same name for it."""
 
     def job(self) -> Job | None:
         """Returns what the cluster says of it; None where it knows nothing or is gone."""
         try:
-            return self.cluster.job(self.folder.name)
+            return self.cluster.job(self.job_id)
         except UsageError:  # a private head ends after its last job
             return None
 
@@ -61,13 +65,18 @@ def submit(order: Order, shipment: Shipment) -> Submission:
             version or too small, or something must not be shipped.
         RunFailed: a local Ray could not start, or the cluster refused the job.
     """
-    if (found := find_submission(order.folder)) is not None:
+    if (found := find_submission(_seen(order.folder))) is not None:
         return _same(order, found, shipment)
     with tempfile.TemporaryDirectory(prefix="heliostat-") as scratch:
         package = Path(scratch) / "package"
         packed = pack(order.workload.train, shipment.extra, package, secrets=shipment.secrets)
         shipment.say(packed.describe())
         cluster, head = _cluster(order)
+        if (job := cluster.job(order.folder.name)) is not None:
+            raise UsageError(
+                f"the name {order.folder.name!r} is taken at {cluster.address} by a job of other "
+                f"run folders, which is {job.state}; choose another --name"
+            )
         prepare(order)
         try:
             return _send(order, shipment, package, cluster, head)
@@ -85,8 +94,8 @@ def resubmit(order: Order, shipment: Shipment) -> Submission:
         UsageError: it is still running, or as ``submit``.
         RunFailed: as ``submit``.
     """
-    folder = order.folder
-    found = find_submission(folder)
+    folder, seen = order.folder, _seen(order.folder)
+    found = find_submission(seen)
     job = found.job() if found else None
     if found and job and not job.ended:
         raise UsageError(f"run {folder.name!r} is {job.state} at {found.cluster.address}")
@@ -95,14 +104,14 @@ def resubmit(order: Order, shipment: Shipment) -> Submission:
         packed = pack(order.workload.train, shipment.extra, package, secrets=shipment.secrets)
         shipment.say(packed.describe())
         address = order.address
-        if found and address is None and not read_object(folder.job).get("head"):
+        if found and address is None and not read_object(seen.job).get("head"):
             address = found.cluster.address
         cluster, head = _cluster(replace(order, address=address))
-        if (old := cluster.job(folder.name)) is not None and old.ended:
-            cluster.delete(folder.name)
-        folder.stop.unlink(missing_ok=True)
         if folder.url:
-            Mirror(folder, "read").ask_to_stop(asked=False)
+            Mirror(folder, "launch").ask_to_stop(asked=False)
+            folder.path.mkdir(parents=True, exist_ok=True)
+            Mirror(folder, "launch").pull(heavy=False)
+        folder.stop.unlink(missing_ok=True)
         return _send(order, shipment, package, cluster, head)
 
 
@@ -116,11 +125,18 @@ def find_submission(folder: RunFolder) -> Submission | None:
     token = None
     if head and (Path(head) / "token").is_file():
         token = Head(Path(head)).token
-    return Submission(folder, Cluster(address, token))
+    return Submission(folder, Cluster(address, token), as_text(job.get("id")) or folder.name)
+
+
+def _seen(folder: RunFolder) -> RunFolder:
+    """Returns what there is of a run: a fresh copy where it lives in an object store."""
+    if not folder.url or Mirror(folder, "read").is_new():
+        return folder
+    return open_run(folder.home, folder.name)
 
 
 def _same(order: Order, found: Submission, shipment: Shipment) -> Submission:
-    record = read_object(order.folder.record)
+    record = read_object(found.folder.record)
     asked = order.recipe.fingerprint()
     if record.get("fingerprint") != asked or record.get("workload") != order.spec:
         raise UsageError(
@@ -161,10 +177,10 @@ def _send(
 ) -> Submission:
     folder = order.folder
     record = read_object(folder.record)
-    place = {"address": cluster.address, "head": str(head.folder) if head else None}
+    count = 1 + sum(event["event"] == "submitted" for event in folder.events.read())
+    job_id = folder.name if count == 1 else f"{folder.name}.{count}"
+    place = {"address": cluster.address, "id": job_id, "head": str(head.folder) if head else None}
     replace_text(folder.job, json.dumps(place))
-    if folder.url:
-        Mirror(folder, "launch").hand_over("job.json")
     python = sys.executable if head else "python"
     command = [python, "-m", "cluster.supervisor", folder.name, "--runs", shipment.place]
     variables = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
@@ -176,9 +192,11 @@ def _send(
         "code": record["code"],
         "wandb_run_id": record["id"],
     }
-    cluster.submit(folder.name, shlex.join(command), package, variables, metadata)
+    cluster.submit(job_id, shlex.join(command), package, variables, metadata)
     folder.events.add("submitted", address=cluster.address)
-    submission = Submission(folder, cluster)
+    if folder.url:
+        Mirror(folder, "launch").hand_over(folder.job.name, folder.events.path.name)
+    submission = Submission(folder, cluster, job_id)
     if submission.job() is None:
         raise RunFailed(f"{cluster.address} took the job of {folder.name!r} and does not know it")
     return submission

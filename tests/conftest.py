@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -41,8 +42,36 @@ def ray_cluster() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def jobs_address(ray_cluster: str) -> str:
-    """The address of the same Ray's dashboard, to which jobs are submitted."""
-    import ray
+def jobs_address() -> Iterator[str]:
+    """A Ray to which jobs are submitted: the address of its dashboard."""
+    from cluster.head import private_ray
 
-    return f"http://{ray.init(ignore_reinit_error=True).dashboard_url}"
+    folder = Path(tempfile.mkdtemp(prefix="heliostat-"))
+    with private_ray(folder) as address:
+        yield address
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """A place of runs on a local server that speaks S3."""
+    import fsspec
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    settings = {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "HELIOSTAT_CACHE": str(tmp_path / "cache"),
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    bucket = f"tidal-{secrets.token_hex(4)}"  # buckets outlive their server, not this process
+    fsspec.filesystem("s3", skip_instance_cache=True).mkdir(bucket)
+    yield f"s3://{bucket}/runs"
+    server.stop()

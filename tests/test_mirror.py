@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -199,31 +198,13 @@ def test_an_unknown_protocol_is_refused_with_the_remedy() -> None:
         Mirror(RunFolder(Path("x"), "tide://runs/a"), "read")
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    """A local server that speaks S3."""
-    from moto.server import ThreadedMotoServer
-
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("HELIOSTAT_CACHE", str(tmp_path / "cache"))
-    fsspec.filesystem("s3", skip_instance_cache=True).mkdir("tidal")
-    yield "s3://tidal/runs"
-    server.stop()
-
-
 def test_a_run_lives_in_an_s3_bucket(bucket: str, tmp_path: Path, monkeypatch) -> None:
     straight = launch.create(order(RunFolder(tmp_path / "straight")))
     folder = run_folder(bucket, "a")
     launch.prepare(order(folder))
     Mirror(folder, "read").ask_to_stop()
     assert launch.resume(replace(order(folder), supervised=True)).stopped
-    monkeypatch.setenv("HELIOSTAT_CACHE", os.fspath(tmp_path / "elsewhere"))
+    monkeypatch.setenv("HELIOSTAT_CACHE", str(tmp_path / "elsewhere"))
     assert launch.resume(order(run_folder(bucket, "a"))).metrics == straight.metrics
     assert told(open_run(bucket, "a").path) == told(tmp_path / "straight")
     launch.forget(run_folder(bucket, "a"))
