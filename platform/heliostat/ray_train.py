@@ -75,6 +75,7 @@ def _scaling(layout: Layout) -> train.ScalingConfig:
         ranks = (layout.min_learners, layout.learners)
     return train.ScalingConfig(
         num_workers=ranks,
+        elastic_resize_monitor_interval_s=layout.resize_every_s,
         use_gpu=layout.learner_gpus > 0,
         resources_per_worker={"CPU": layout.learner_cpus, "GPU": layout.learner_gpus},
     )

@@ -66,6 +66,8 @@ class Layout:
     """Learner ranks under Ray Train; 0 runs the learner in the launching process."""
     min_learners: Annotated[int, Ge(1)] | None = None
     """Set to let Ray Train go on with fewer ranks while nodes are missing (elastic)."""
+    resize_every_s: Annotated[float, Ge(1)] = 60.0
+    """How often an elastic run looks for nodes that came back, in seconds."""
     learner_cpus: Annotated[float, Ge(0)] = 1.0
     """CPUs reserved by each rank; also its number of torch threads."""
     learner_gpus: Annotated[float, Ge(0)] = 0.0
