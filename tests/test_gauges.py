@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -110,14 +111,22 @@ def exported(
     )
     run = threading.Thread(target=create, args=(order,))
     run.start()
+    try:
+        yield once_exported(session, names_of(dashboard))
+    finally:
+        folder.stop.touch()
+        run.join()
+
+
+def once_exported(session: Path, names: set[str]) -> dict[str, list[Sample]]:
+    """Waits until every name is there, or two minutes; a busy node may miss a request."""
     deadline = time.monotonic() + 120
     found: dict[str, list[Sample]] = {}
-    while not names_of(dashboard) <= found.keys() and time.monotonic() < deadline:
+    while not names <= found.keys() and time.monotonic() < deadline:
         time.sleep(2)
-        found = scrape(session)
-    yield found
-    folder.stop.touch()
-    run.join()
+        with suppress(OSError):
+            found = scrape(session)
+    return found
 
 
 def names_of(dashboard: dict[str, Any]) -> set[str]:
