@@ -197,12 +197,15 @@ def _report(options: argparse.Namespace) -> int:
 
 def _wandb_sync(options: argparse.Namespace) -> int:
     from cluster.places import open_run, publish, read_runs
-    from cluster.registry import summaries
+    from cluster.registry import summaries, summarise
     from cluster.wandb_sync import sync
 
     known = [summary.name for summary in summaries(read_runs(options.runs))]
     for name in options.names or known:
         folder = open_run(options.runs, name, heavy=True)
+        if summarise(folder).status == "running":
+            running.say(f"{name}: is running; sync it when it has ended")
+            continue
         done = sync(folder)
         publish(folder, *done.markers)
         running.say(f"{name}: {len(done.markers)} uploaded, {done.before} uploaded before")

@@ -17,6 +17,7 @@ from heliostat.privacy import scrub
 
 _REACH_S = 10
 _UPLOAD_S = 3600
+_TORN = "ends with an incomplete record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +33,40 @@ class Synced:
 def sync(folder: RunFolder) -> Synced:
     """Uploads the offline logs of a run, attempt after attempt; those that are uploaded stay so.
 
+    Of a log that a kill has torn off, what is whole is uploaded. The run must not be running.
+
     Raises:
         RunFailed: W&B refused or cannot be reached; what is not uploaded can be tried again.
     """
     logs = sorted(folder.path.glob("wandb/offline-run-*/run-*.wandb"))
-    waiting = [log for log in logs if not _marker(log).exists()]
-    if waiting:
+    before = [log for log in logs if _marker(log).exists()]
+    while waiting := [log for log in logs if not _marker(log).exists()]:
         said = _unreachable() or _wandb_sync(folder, [log.parent for log in waiting])
-        left = sum(not _marker(log).exists() for log in waiting)
-        if left:
+        for log in waiting:
+            if any(log.parent.name in line and _TORN in line for line in said.splitlines()):
+                _marker(log).touch()  # as W&B marks whole ones
+        left = [log for log in waiting if not _marker(log).exists()]
+        if len(left) == len(waiting):
             raise RunFailed(
-                f"{folder.name}: {left} of {len(waiting)} logs could not be uploaded to W&B: "
-                f"{said}; log in with `wandb login` or WANDB_API_KEY, check WANDB_BASE_URL, "
-                "and sync again"
+                f"{folder.name}: {len(left)} of {len(logs)} logs could not be uploaded to W&B: "
+                f"{_telling(said)}; log in with `wandb login` or WANDB_API_KEY, check "
+                "WANDB_BASE_URL, and sync again"
             )
-    markers = [str(_marker(log).relative_to(folder.path)) for log in waiting]
-    return Synced(markers, len(logs) - len(waiting))
+    markers = [str(_marker(log).relative_to(folder.path)) for log in logs if log not in before]
+    return Synced(markers, len(before))
 
 
 def _unreachable() -> str | None:
     """Asks the server once: ``wandb sync`` would try for many minutes. None where it answers."""
     import wandb
 
-    url = wandb.setup().settings.base_url
+    url = os.environ.get("WANDB_BASE_URL") or wandb.setup().settings.base_url
     try:
         urllib.request.urlopen(url, timeout=_REACH_S).close()
     except urllib.error.HTTPError:
         return None
     except (OSError, ValueError) as error:
-        return f"nothing answers at {scrub(url)} within {_REACH_S} s: {error}"
+        return f"nothing answers at {url} within {_REACH_S} s: {error}"
     return None
 
 
@@ -69,16 +75,17 @@ def _marker(log: Path) -> Path:
 
 
 def _wandb_sync(folder: RunFolder, logs: Sequence[Path]) -> str:
-    """Runs ``wandb sync`` and returns the line that says most about its failure, if it failed."""
+    """Runs ``wandb sync`` and returns what it said."""
     command = [sys.executable, "-m", "wandb", "sync", "--yes", *map(str, logs)]
     staging = str(folder.path / "wandb" / "staging")
     environment = {"WANDB_DATA_DIR": staging, "WANDB_ERROR_REPORTING": "false", **os.environ}
-    environment.pop("WANDB_MODE", None)  # "offline" and "disabled" would upload nothing
+    environment |= {"WANDB_MODE": "online", "WANDB_SILENT": "false", "WANDB_QUIET": "false"}
     try:
         done = subprocess.run(
             command,
             check=False,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             timeout=_UPLOAD_S,
             env=environment,
@@ -86,6 +93,11 @@ def _wandb_sync(folder: RunFolder, logs: Sequence[Path]) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"no end within {_UPLOAD_S} s"
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    telling = [line for line in lines if "error" in line.lower() or "not " in line.lower()]
-    return scrub((telling or lines or [f"exit code {done.returncode}"])[-1].strip())
+    return done.stdout
+
+
+def _telling(said: str) -> str:
+    """Returns the line that says most about a failure, without credentials."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower() or "not " in line.lower()]
+    return scrub((errors or lines or ["it did not say why"])[-1])

@@ -20,7 +20,7 @@ from logged import LABELS
 
 from heliostat.folder import RunFolder
 from heliostat.gauges import GaugeView, is_connected
-from heliostat.launch import Order, create
+from heliostat.launch import Order, prepare, resume
 
 DASHBOARD = Path(__file__).parents[1] / "k8s" / "grafana" / "heliostat.json"
 METRIC = re.compile(r"\b(?:ray|heliostat)_[a-z_]+")
@@ -109,7 +109,9 @@ def exported(
     order = Order(
         workload=WORKLOAD, spec="gauged:WORKLOAD", recipe=WORKLOAD.recipe(), folder=folder
     )
-    run = threading.Thread(target=create, args=(order,))
+    prepare(order)
+    folder.events.add("host-lost", pool="samplers", host=0, call="play")
+    run = threading.Thread(target=resume, args=(order,))
     run.start()
     try:
         yield once_exported(session, names_of(dashboard))
@@ -154,7 +156,7 @@ def test_ray_exports_every_name_of_the_dashboard(
         ("queue_depth", {}, 2, 2),
         ("lag_versions", {}, 1, 1),
         ("restarts", {"kind": "learner"}, 0, 0),
-        ("restarts", {"kind": "host"}, 0, 0),
+        ("restarts", {"kind": "host"}, 1, 1),
         ("metric", {"metric": "train/loss"}, 0, 1),
     ],
 )

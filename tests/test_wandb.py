@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +22,10 @@ import pytest
 from logged import FRAMES, LABELS, exercise, figure, next_second, tensorboard_events
 from wandb_server import WandbServer
 
+from cluster import cli
+from cluster.wandb_sync import sync
 from heliostat import checkpoint, wandb_view
+from heliostat.folder import RunFolder
 from heliostat.rank import open_trackers
 from heliostat.recipe import Tracking
 from heliostat.tracker import read_metrics
@@ -221,6 +225,8 @@ def test_a_killed_process_loses_at_most_its_last_second(wandb_home: Path, tmp_pa
     code = f"""
 import os, signal, sys, time
 from pathlib import Path
+from cluster import cli
+from cluster.wandb_sync import sync
 from heliostat import checkpoint, wandb_view
 from heliostat.recipe import Tracking
 from heliostat.rank import open_trackers
@@ -430,6 +436,52 @@ def test_wandb_sync_uploads_every_attempt_once(tmp_path: Path, server: WandbServ
     assert list(server.runs) == [run_id(runs / "a")]
     assert steps_of(run.history()) == list(range(1, 21))
     assert run.exit_code == 0
+
+
+def test_wandb_sync_uploads_from_an_object_store_and_marks_it_there(
+    tmp_path: Path,
+    server: WandbServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(TESTS)
+    monkeypatch.setenv("HELIOSTAT_CACHE", str(tmp_path / "cache"))
+    place = f"memory://{tmp_path.name}/runs"
+    assert cli.main(["run", TOY, "--name", "a", "--runs", place, "steps=3"]) == 0
+    shutil.rmtree(tmp_path / "cache")
+    for said in ("a: 1 uploaded, 0 uploaded before\n", "a: 0 uploaded, 1 uploaded before\n"):
+        capsys.readouterr()
+        assert cli.main(["wandb-sync", "--runs", place]) == 0
+        assert capsys.readouterr().out == said
+    (run,) = server.runs.values()
+    assert steps_of(run.history()) == [1, 2, 3]
+
+
+def test_wandb_sync_takes_what_is_whole_of_a_torn_log(tmp_path: Path, server: WandbServer):
+    for steps in (range(5), range(3, 7)):
+        tracker = WandbView(tmp_path, LABELS, OFFLINE)
+        for step in steps:
+            tracker.log({"loss": float(step)}, step)
+        tracker.finish()
+        next_second()
+    first, _ = logs(tmp_path)
+    first.write_bytes(first.read_bytes()[:-7])
+    done = sync(RunFolder(tmp_path))
+    assert (len(done.markers), done.before) == (2, 0)
+    assert steps_of(server.runs[ID].history()) == [0, 1, 2, 3, 4, 3, 4, 5, 6]
+    assert sync(RunFolder(tmp_path)).before == 2
+
+
+def test_wandb_sync_leaves_a_run_that_goes_on(tmp_path: Path, server: WandbServer):
+    run = start(tmp_path, "steps=100000")
+    while steps_done(tmp_path / "a") < 1:
+        assert run.process.poll() is None, run.ends()
+        time.sleep(0.05)
+    code, out, _ = Command("wandb-sync", "--runs", str(tmp_path)).ends()
+    assert (code, out) == (0, "a: is running; sync it when it has ended\n")
+    assert not server.runs
+    run.process.kill()
+    run.ends()
 
 
 def test_wandb_sync_says_in_one_line_what_it_lacks(
