@@ -65,26 +65,10 @@ def _parser() -> argparse.ArgumentParser:
 
     run = command("run", running.run, "start a run in this process")
     submit = command("submit", running.submit, "send a run to a cluster")
-    for added in (run, submit):
-        added.add_argument("workload", help="NAME[:RECIPE] or package.module:WORKLOAD[:RECIPE]")
-        added.add_argument("overrides", nargs="*", metavar="key=value", help="change the recipe")
-        added.add_argument("--name", help="the run's name; made of workload and time if not given")
-        added.add_argument(
-            "--from", dest="origin", metavar="RUN[@STEP]", help="begin from another's checkpoint"
-        )
     resume = command("resume", running.resume, "continue a run from its newest checkpoint")
     resume.add_argument("name")
     resume.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
-    for added in (run, submit, resume):
-        added.add_argument("--address", help="a Ray cluster; the environment's, else a local one")
-        added.add_argument("--tensorboard", action="store_true", help="log to TensorBoard too")
-        added.add_argument("--json", action="store_true", help="end with one JSON line")
-    for added in (submit, resume):
-        added.add_argument("--follow", action="store_true", help="show the log until it ends")
-        added.add_argument(
-            "--ship", type=Path, action="append", default=[], help="a further file or folder"
-        )
-        added.add_argument("--ship-secrets", action="store_true", help="ship .env files and keys")
+    _add_start_options(run, submit, resume)
 
     command("list", _list, "list workloads and their recipes")
     runs = command("runs", _runs, "list the runs of a folder")
@@ -101,13 +85,44 @@ def _parser() -> argparse.ArgumentParser:
     compare = command("compare", _compare, "show what tells runs apart")
     for added in (remove, compare):
         added.add_argument("names", nargs="+", metavar="NAME")
+    sync = command("wandb-sync", _wandb_sync, "upload to W&B what runs logged offline")
+    sync.add_argument("names", nargs="*", metavar="NAME", help="runs; all there are by default")
     doctor = command("doctor", _doctor, "say what this machine lacks")
     doctor.add_argument("workload", nargs="?", help="check for this workload and recipe")
     doctor.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe")
-    about_runs = (run, submit, resume, runs, status, logs, stop, report, remove, compare, doctor)
-    for added in about_runs:
+    about_runs = (run, submit, resume, runs, status, logs, stop, report, remove, compare, sync)
+    for added in (*about_runs, doctor):
         added.add_argument("--runs", default="runs", help="folder or URL of run folders")
     return parser
+
+
+def _add_start_options(
+    run: argparse.ArgumentParser, submit: argparse.ArgumentParser, resume: argparse.ArgumentParser
+) -> None:
+    for added in (run, submit):
+        added.add_argument("workload", help="NAME[:RECIPE] or package.module:WORKLOAD[:RECIPE]")
+        added.add_argument("overrides", nargs="*", metavar="key=value", help="change the recipe")
+        added.add_argument("--name", help="the run's name; made of workload and time if not given")
+        added.add_argument(
+            "--from", dest="origin", metavar="RUN[@STEP]", help="begin from another's checkpoint"
+        )
+    for added in (run, submit, resume):
+        added.add_argument("--address", help="a Ray cluster; the environment's, else a local one")
+        added.add_argument(
+            "--tensorboard",
+            dest="flags",
+            action="append_const",
+            const="tracker.tensorboard=true",
+            default=[],
+            help="log to TensorBoard too",
+        )
+        added.add_argument("--json", action="store_true", help="end with one JSON line")
+    for added in (submit, resume):
+        added.add_argument("--follow", action="store_true", help="show the log until it ends")
+        added.add_argument(
+            "--ship", type=Path, action="append", default=[], help="a further file or folder"
+        )
+        added.add_argument("--ship-secrets", action="store_true", help="ship .env files and keys")
 
 
 def _list(_: argparse.Namespace) -> int:
@@ -177,6 +192,23 @@ def _report(options: argparse.Namespace) -> int:
     page = write_report(folder)
     publish(folder, "report.html", "plots")
     running.say(str(page))
+    return OK
+
+
+def _wandb_sync(options: argparse.Namespace) -> int:
+    from cluster.places import open_run, publish, read_runs
+    from cluster.registry import summaries, summarise
+    from cluster.wandb_sync import sync
+
+    known = [summary.name for summary in summaries(read_runs(options.runs))]
+    for name in options.names or known:
+        folder = open_run(options.runs, name, heavy=True)
+        if summarise(folder).status == "running":
+            running.say(f"{name}: is running; sync it when it has ended")
+            continue
+        done = sync(folder)
+        publish(folder, *done.markers)
+        running.say(f"{name}: {len(done.markers)} uploaded, {done.before} uploaded before")
     return OK
 
 

@@ -22,8 +22,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from heliostat.errors import UsageError
-from heliostat.recipe import Demand, Layout, Recipe, demands
-from heliostat.views import wandb_mode
+from heliostat.recipe import Demand, Layout, Recipe, Tracking, demands
+from heliostat.wandb_view import wandb_mode
 from heliostat.workload import Workload, pool_hosts, resolve
 
 Level = Literal["ok", "warning", "missing"]
@@ -65,7 +65,9 @@ def examine(
     """
     layout = recipe.layout if recipe else Layout.in_process()
     gpus, gpu = _gpus()
-    findings = [*_versions(), _cpus(), gpu, *_memory(layout), *_disk(runs), _wandb(), _token()]
+    tracking = recipe.tracker if recipe else Tracking()
+    findings = [*_versions(), _cpus(), gpu, *_memory(layout), *_disk(runs)]
+    findings += [_wandb(tracking), _token()]
     if recipe is not None:
         findings += [*_layout(layout, workload, gpus), *_compilers(layout), _files(recipe)]
     return findings + [_family(name, step) for name, step in _FAMILIES.items()]
@@ -273,9 +275,9 @@ def _files(recipe: Recipe) -> Finding:
     return Finding("ok", "recipe", f"{recipe.fingerprint()}, and what it needs is there")
 
 
-def _wandb() -> Finding:
+def _wandb(tracking: Tracking) -> Finding:
     try:
-        mode = wandb_mode()
+        mode = wandb_mode(tracking)
     except UsageError as error:
         return Finding("missing", "W&B", str(error))
     if mode != "online":

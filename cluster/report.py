@@ -25,11 +25,13 @@ from typing import Any, cast
 import jinja2
 from matplotlib.figure import Figure
 
+from cluster.films import newest_films
 from cluster.plots import DPI, plot_lines, plot_phases, plot_time_line
 from cluster.records import as_number, read_events, read_lines, read_object
 from cluster.registry import RunSummary, summarise
 from heliostat.errors import UsageError
 from heliostat.folder import RunFolder
+from heliostat.privacy import scrub
 from heliostat.workload import Plot
 
 Row = Mapping[str, float]
@@ -117,7 +119,8 @@ def write_report(folder: RunFolder) -> Path:
         pictures=pictures,
         undrawn=[plot.title for plot in plots if not _logged(plot, rows)],
         samples=list(_samples(folder.path / "tables")),
-        recipe=_text(folder.recipe),
+        films=newest_films(folder.path / "videos"),
+        recipe=scrub(_text(folder.recipe)),
         provenance=_provenance(read_object(folder.record)),
         entries=list(_entries(events)),
     )
@@ -379,7 +382,7 @@ def _entries(events: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
             after = "" if moment is None or began is None else _span(moment - began)
             details = {key: value for key, value in event.items() if key not in {"time", "event"}}
             text = ", ".join(f"{key} {value}" for key, value in details.items())
-            yield Entry(after=after, event=kind, details=_cut(text, _REASON_CHARACTERS))
+            yield Entry(after=after, event=kind, details=_cut(scrub(text), _REASON_CHARACTERS))
 
 
 def _span(seconds: float) -> str:

@@ -74,7 +74,8 @@ def say(text: str) -> None:
 def _new_order(options: Namespace) -> Order:
     from heliostat.launch import Order
 
-    workload, recipe, recipe_name = find(options.workload, options.overrides)
+    changes = [*options.overrides, *options.flags]
+    workload, recipe, recipe_name = find(options.workload, changes)
     moment = time.strftime("%Y%m%d-%H%M%S")
     name = options.name or f"{workload.name}-{recipe_name}-{moment}"
     if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII):
@@ -88,7 +89,6 @@ def _new_order(options: Namespace) -> Order:
         folder=run_folder(options.runs, name),
         begin_from=_origin(options) if options.origin else None,
         address=options.address,
-        tensorboard=options.tensorboard,
         show_progress=True,
     )
 
@@ -105,11 +105,10 @@ def _old_order(options: Namespace) -> Order:
     return Order(
         workload=workload,
         spec=spec,
-        recipe=type(workload.recipe()).from_dict(values),
+        recipe=type(workload.recipe()).from_dict(values).override(*options.flags),
         folder=run_folder(options.runs, options.name),
         address=options.address,
         supervised=options.supervised,
-        tensorboard=options.tensorboard,
         show_progress=True,
     )
 

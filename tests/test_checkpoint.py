@@ -130,6 +130,12 @@ def test_the_best_and_the_newest_are_kept(tmp_path: Path) -> None:
     assert [path.name[-1] for path in sorted(tmp_path.iterdir())] == ["2", "4", "6"]
 
 
+def test_the_best_has_the_highest_score_and_else_is_the_newest(tmp_path: Path) -> None:
+    for step, score, best in [(1, None, 1), (2, None, 2), (3, 0.5, 3), (4, 0.2, 3), (5, 0.5, 5)]:
+        checkpoint.save(tmp_path, step, {}, score)
+        assert checkpoint.best(tmp_path).name == f"step-{best:010d}"
+
+
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 3, {"x": 1})
     checkpoint.save(tmp_path, 3, {"x": 2})

@@ -66,6 +66,12 @@ def test_a_run_is_named_after_workload_and_recipe_and_says_how_to_go_on(terminal
     assert f"heliostat report {folder.name} --runs {terminal.runs}" in terminal.out
 
 
+def test_tensorboard_is_short_for_a_key_of_the_recipe(terminal):
+    assert terminal.run("run", TOY, "--name", "a", "steps=2", "--tensorboard") == 0
+    assert "tensorboard: true" in (terminal.runs / "a" / "recipe.yaml").read_text()
+    assert list((terminal.runs / "a" / "tensorboard").iterdir())
+
+
 def test_json_ends_the_output_with_one_object(terminal):
     assert terminal.run("run", TOY, "--name", "a", "--json", "steps=2", "--runs", "elsewhere") == 0
     assert len(terminal.out.splitlines()) == 1

@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "cluster": {"heliostat", "envs", "algorithms"},
 }
 """Of our own packages, beside itself."""
-RAY_SIDE = ("heliostat.ray_pool", "heliostat.ray_session", "heliostat.ray_train")
+RAY_SIDE = ("heliostat.gauges", "heliostat.ray_pool", "heliostat.ray_session")
+RAY_SIDE += ("heliostat.ray_train",)
 RAY_SIDE += ("heliostat.actors.", "envs.collect", "cluster.")
 HEAVY = ("torch", "ray", "transformers", "wandb", "matplotlib", "gymnasium", "pandas")
 LIGHT = ("heliostat", "heliostat.recipe", "heliostat.workload", "heliostat.folder")

@@ -20,6 +20,7 @@ from cluster.plots import SMOOTH_ABOVE, plot_lines, plot_phases, plot_time_line,
 from cluster.report import write_report
 from heliostat.folder import RunFolder
 from heliostat.recipe import Recipe
+from heliostat.tracker import JsonlTracker
 
 HOSTILE = "\"'><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>{{ 7 * 7 }}"
 
@@ -410,3 +411,31 @@ def test_labels_that_are_apart_do_not_move():
 
 def test_two_labels_of_one_height_part_to_both_sides():
     assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
+
+
+def test_the_newest_film_of_each_name_is_shown_and_foreign_files_are_not(tmp_path: Path):
+    folder = make_run(tmp_path)
+    videos = JsonlTracker(folder.path)
+    for step in (9, 10):
+        videos.log_video("eval/game", np.full((2, 4, 4, 3), step, np.uint8), 5.0, step)
+    newest = (folder.path / "videos" / "eval" / "game-10.gif").read_bytes()
+    (folder.path / "videos" / "key-1.gif").symlink_to(folder.recipe)
+    (folder.path / "videos" / "huge-1.gif").write_bytes(bytes(5 * 2**20))
+    page = Page(write_report(folder))
+    films = [source for source in page.sources() if source.startswith("data:image/gif")]
+    assert films == ["data:image/gif;base64," + base64.b64encode(newest).decode()]
+    assert "eval/game after step 10" in page.text
+    assert "huge after step 1: too large for this page" in page.text
+    assert "key after" not in page.text
+
+
+def test_the_page_tells_no_credentials(tmp_path: Path):
+    folder = make_run(tmp_path)
+    folder.recipe.write_text("steps: 4\nurl: redis://:hunter2@host\nhub_token: abcdef\n")
+    write_json_lines(
+        folder.events.path, [{"time": 1e9, "event": "failed", "reason": "pwd=hunter2"}]
+    )
+    page = write_report(folder).read_text()
+    assert "hunter2" not in page
+    assert "abcdef" not in page
+    assert "redis://***@host" in page

@@ -87,6 +87,18 @@ def test_every_update_is_logged_and_lags_by_at_most_the_staleness(straight: Outc
     assert sorted(row["step"] for row in rows if "eval/accuracy" in row) == [8, 10, 12]
 
 
+def test_every_step_tells_how_much_it_did(straight: Outcome) -> None:
+    steps = [row for row in read_metrics(straight.folder) if "perf/step_s" in row]
+    assert len(steps) == 12
+    for row in steps:
+        answers = row["perf/samples_per_s"] * row["perf/step_s"]
+        tokens = row["perf/tokens_per_s"] * row["perf/step_s"]
+        assert answers == pytest.approx(round(answers))
+        assert answers <= round(tokens) == pytest.approx(tokens)
+    updates = [row["perf/queue_depth"] for row in steps if "train/kl" in row]
+    assert updates == [0, 1, 1, 1, 1, 1]  # in this process a batch is ready once it is asked for
+
+
 @pytest.mark.parametrize("stop_at", [3, 4, 6, 7, 9, 10])
 def test_a_stop_anywhere_resumes_to_the_same_numbers(
     tmp_path: Path, straight: Outcome, stop_at: int, monkeypatch: pytest.MonkeyPatch
@@ -176,7 +188,7 @@ def test_saved_batches_are_dealt_out_over_more_ranks(tmp_path: Path, straight: O
     prompts = sum(part["fields"]["reward"].shape[1] for part in saved)
     dealt = 0
     for rank in range(4):
-        assignment = Assignment(WORKLOAD, TINY, RunFolder(tmp_path), 1, {}, tensorboard=False)
+        assignment = Assignment(WORKLOAD, TINY, RunFolder(tmp_path), 1, {})
         one = Run[T1Recipe](assignment, JsonlTracker(tmp_path), rank, world=4)
         ahead = Ahead(one, Stream(one.pool(Problems), Problems, 0))
         ahead.load(state)

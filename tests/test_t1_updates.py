@@ -43,7 +43,7 @@ TINY = replace(
 
 
 def a_run(folder: Path, recipe: T1Recipe) -> Run[T1Recipe]:
-    assignment = Assignment(WORKLOAD, recipe, RunFolder(folder), 1, {}, tensorboard=False)
+    assignment = Assignment(WORKLOAD, recipe, RunFolder(folder), 1, {})
     return Run(assignment, JsonlTracker(folder))
 
 

@@ -23,6 +23,8 @@ class ServedRun:
     rows: list[str] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     exit_code: int | None = None
+    labels: dict[str, Any] = field(default_factory=dict)
+    """Group, job type, tags and the like, as they were last sent."""
 
     def history(self) -> list[dict[str, Any]]:
         return [json.loads(row) for row in self.rows]
@@ -33,6 +35,8 @@ class WandbServer:
 
     def __init__(self) -> None:
         self.runs: dict[str, ServedRun] = {}
+        self.artifacts: list[dict[str, Any]] = []
+        """What was said of each when it was created, those that hold tables too."""
         self.received: list[bytes] = []
         self._server = _Server(self)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -92,7 +96,7 @@ class WandbServer:
             "eventsLineCount": 0,
             "eventsTail": "[]",
             "logLineCount": 0,
-            "tags": [],
+            "tags": run.labels.get("tags", []),
             "notes": None,
             "wandbConfig": json.dumps({"t": 1}),
         }
@@ -103,6 +107,7 @@ class WandbServer:
         new = run_id not in self.runs
         run = self.runs.setdefault(run_id, ServedRun())
         run.config = variables["config"] or run.config
+        run.labels |= {name: value for name, value in variables.items() if value}
         bucket = {
             "id": run_id,
             "name": run_id,
@@ -123,7 +128,8 @@ class WandbServer:
         ]
         return {"createRunFiles": {"runID": run_id, "uploadHeaders": [], "files": files}}
 
-    def _artifact(self, _: dict[str, Any]) -> dict[str, Any]:
+    def _artifact(self, variables: dict[str, Any]) -> dict[str, Any]:
+        self.artifacts.append(variables)
         latest = {"latestArtifact": {"id": "a"}}
         known = {"id": "a", "state": "COMMITTED", "artifactSequence": latest}
         return {"createArtifact": {"artifact": known}}

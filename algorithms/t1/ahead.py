@@ -33,6 +33,11 @@ class Ahead:
         """Where the prompts come from."""
         return self._problems
 
+    @property
+    def num_ready(self) -> int:
+        """Sampled batches that wait for this rank's learner; 0 tells that it will wait for them."""
+        return sum(batch.done() for batch in self._batches)
+
     def next(self, weights: Weights, update: int) -> list[Episodes]:
         """Starts what may be started with these weights, then waits for the batch of ``update``."""
         recipe = self._run.recipe

@@ -76,11 +76,14 @@ def train(run: Run[T1Recipe]) -> Mapping[str, float]:
     # Section 3: K answers a prompt, r' and k centred over the others, one step, a moving anchor.
     while step < recipe.total_steps:
         update = step - recipe.sft_steps
+        waiting = ahead.num_ready
         with run.phase("sample"):
             batch = Batch.of(ahead.next(policy.weights(step), update))
         with run.phase("learn"):
             metrics = policy_update(run, policy, anchor, batch, update)
-        metrics["lag/versions"] = step - batch.version
+        metrics |= {"lag/versions": step - batch.version, "perf/queue_depth": waiting}
+        run.count("samples", len(batch.lengths))
+        run.count("tokens", float(batch.lengths.sum()))
         step += 1
         if (update + 1) % recipe.eval_every == 0:
             examiner.validate(policy.weights(step))

@@ -66,6 +66,8 @@ def supervised_step(
         loss += float(part.detach())
     rate = warm_cosine(step, recipe.sft_steps, recipe.sft_warm_steps)
     norm = policy.step(rate, recipe.max_norm)
+    run.count("samples", len(tokens))
+    run.count("tokens", float(real.sum()))
     return {"sft/loss": run.sum(loss) / run.world, "sft/rate": rate, "sft/gradient_norm": norm}
 
 

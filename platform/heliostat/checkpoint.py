@@ -137,6 +137,11 @@ def prune(folder: Path, keep: int, newest: int) -> None:
         shutil.rmtree(path)
 
 
+def best(folder: Path) -> Path:
+    """Returns the checkpoint of the highest score, the newer of equals."""
+    return max(_finished(folder), key=_rank)
+
+
 def score_of(folder: Path, step: int) -> float | None:
     """Returns the score that a checkpoint was saved with."""
     tree = json.loads((folder / f"step-{step:010d}" / _TREE).read_text())

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from heliostat.privacy import scrub
+
 
 @dataclass(frozen=True, slots=True)
 class EventLog:
@@ -17,8 +19,9 @@ class EventLog:
     path: Path
 
     def add(self, event: str, **details: str | float | None) -> None:
-        """Writes one event with the time in Unix seconds."""
-        line = json.dumps({"time": time.time(), "event": event, **details}) + "\n"
+        """Writes one event with the time in Unix seconds, its texts free of credentials."""
+        shown = {key: scrub(v) if isinstance(v, str) else v for key, v in details.items()}
+        line = json.dumps({"time": time.time(), "event": event, **shown}) + "\n"
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             size = os.fstat(handle).st_size

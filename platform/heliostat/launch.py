@@ -26,7 +26,7 @@ from heliostat.provenance import code_hash, describe_environment
 from heliostat.rank import Death, train_rank
 from heliostat.recipe import Recipe
 from heliostat.run import Assignment
-from heliostat.views import wandb_mode
+from heliostat.wandb_view import wandb_mode
 from heliostat.workload import Workload, pool_hosts, resolve
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class Order:
     """Whether a supervisor restarts the run: then a stop that was asked for earlier stands."""
     listen: Callable[[int, Mapping[str, float]], None] | None = None
     """Told each row of metrics with its step, on the learner's side and before the next step."""
-    tensorboard: bool = False
     show_progress: bool = False
 
 
@@ -147,7 +146,7 @@ def _check(recipe: Recipe) -> None:
     """Refuses what can be refused before a folder is made."""
     recipe.check()
     recipe.layout.check()
-    wandb_mode()
+    wandb_mode(recipe.tracker)
 
 
 def resume(order: Order) -> Outcome:
@@ -342,7 +341,6 @@ def _train(order: Order, pools: Mapping[str, Pool[Any]], exchange: Callable[[], 
             folder,
             first + death,
             pools,
-            order.tensorboard,
             listen,
             host_name(),
         )

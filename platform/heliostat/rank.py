@@ -6,20 +6,27 @@ The launching process runs the only rank itself, or Ray Train runs several of th
 from __future__ import annotations
 
 import json
+import logging
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heliostat.errors import HeliostatError
 from heliostat.folder import replace_text
+from heliostat.gauges import GaugeView, is_connected
 from heliostat.mirror import host_name, mirrored
-from heliostat.recipe import Recipe
+from heliostat.recipe import Recipe, Tracking
 from heliostat.run import Assignment, Run
-from heliostat.tracker import Tracker
-from heliostat.views import open_trackers
+from heliostat.tracker import JsonlTracker, Tracker
+from heliostat.views import FanOut, RunLabels, Silent, TensorBoardView, View
+from heliostat.wandb_view import WandbView, wandb_mode
 from heliostat.workload import resolve
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger("heliostat")
 
 
 class Death(HeliostatError, RuntimeError):
@@ -42,7 +49,7 @@ def train_rank(assignment: Assignment, rank: int, world: int, device: torch.devi
 
 def _train_rank(assignment: Assignment, rank: int, world: int, device: torch.device | None) -> None:
     folder = assignment.folder
-    tracker = _tracker(assignment) if rank == 0 else _Silent()
+    tracker = _tracker(assignment) if rank == 0 else Silent()
     run = Run[Recipe](assignment, tracker, rank, world, device)
     try:
         metrics = resolve(assignment.workload.train)(run)
@@ -56,27 +63,47 @@ def _train_rank(assignment: Assignment, rank: int, world: int, device: torch.dev
         replace_text(folder.result, json.dumps(strict, indent=2))
 
 
-class _Silent:
-    """Tracks nothing: the ranks but the first."""
-
-    def log(self, metrics: object, step: int) -> None: ...
-    def log_table(self, name: str, columns: object, rows: object, step: int) -> None: ...
-    def log_histogram(self, name: str, values: object, step: int) -> None: ...
-    def log_figure(self, name: str, figure: object, step: int) -> None: ...
-    def rewind(self, step: int) -> None: ...
-    def finish(self, exit_code: int = 0) -> None: ...
-
-
 def _tracker(assignment: Assignment) -> Tracker:
     folder = assignment.folder
     record = json.loads(folder.record.read_text())
-    return open_trackers(
-        folder.path,
+    labels = RunLabels(
         run_id=record["id"],
         name=folder.name,
+        workload=assignment.workload.name,
         group=record["group"],
         job_type=record["job_type"],
         config={**assignment.recipe.to_dict(), "code": record["code"]},
-        wandb=None,
-        tensorboard=assignment.tensorboard,
+        score=assignment.workload.score,
+        url=folder.url,
     )
+    return open_trackers(folder.path, labels, assignment.recipe.tracker)
+
+
+def open_trackers(folder: Path, labels: RunLabels, tracking: Tracking) -> Tracker:
+    """Opens the run's folder and the views beside it; a view that fails is left out.
+
+    Where this process is connected to Ray, its metrics are exported to Prometheus too.
+
+    Args:
+        folder: the run's folder, made where missing.
+        labels: how the run presents itself.
+        tracking: which views, and how.
+
+    Raises:
+        UsageError: ``WANDB_MODE`` holds something unknown.
+    """
+    primary = JsonlTracker(folder)
+    openers: list[Callable[[], View]] = []
+    if wandb_mode(tracking) != "disabled":
+        openers.append(lambda: WandbView(folder, labels, tracking))
+    if tracking.tensorboard:
+        openers.append(lambda: TensorBoardView(folder))
+    if is_connected():
+        openers.append(lambda: GaugeView(folder, labels))
+    views: list[View] = []
+    for opener in openers:
+        try:
+            views.append(opener())
+        except Exception as error:  # noqa: BLE001 - as in FanOut, a view must not end a run
+            logger.warning("a view could not start and the run goes on: %r", error)
+    return FanOut(primary, views)

@@ -201,6 +201,25 @@ def demands(layout: Layout, pools: Mapping[str, Hosts]) -> list[Demand]:
     return found
 
 
+WandbMode = Literal["offline", "online", "disabled"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tracking:
+    """Where a run is shown beside its own folder."""
+
+    wandb: Literal["auto", "offline", "online", "disabled"] = "auto"
+    """Where W&B logs; ``auto`` asks WANDB_MODE and else means offline."""
+    project: str = ""
+    """W&B's project; empty asks WANDB_PROJECT and else means ``heliostat``."""
+    tags: tuple[str, ...] = ()
+    """Words to find the run by in W&B."""
+    artifacts: Literal["none", "best", "last", "all"] = "none"
+    """Checkpoints that W&B keeps: each new best, the last one at the end, or every one."""
+    tensorboard: bool = False
+    """Whether to write TensorBoard's files too."""
+
+
 _PRESETS = {
     "in_process": Layout.in_process,
     "laptop": Layout.laptop,
@@ -227,6 +246,8 @@ class Recipe:
     """Steps between two checkpoints."""
     keep_checkpoints: Annotated[int, Ge(1)] = 2
     """Checkpoints kept by the run's metric; the newest is always kept beside them."""
+    tracker: Tracking = Tracking()
+    """W&B and TensorBoard; changes no number of the run."""
 
     @property
     def total_steps(self) -> int:

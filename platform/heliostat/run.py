@@ -41,7 +41,6 @@ class Assignment:
     attempt: int
     pools: Mapping[str, Pool[Any]]
     """Pools of Ray actors by name; the others are made in the rank's own process."""
-    tensorboard: bool
     listen: Callable[[int, Mapping[str, float]], None] | None = None
     """Told each row that is logged, after the checkpoint of its step."""
     host: str = ""
@@ -68,7 +67,7 @@ class Run(Generic[RecipeT]):
         """How many learners there are."""
         self.device = device or torch.device("cpu")
         self.tracker = tracker
-        """For tables, figures and histograms; metrics go through ``report``."""
+        """For tables, figures, histograms and videos; metrics go through ``report``."""
         self.folder = assignment.folder
         self._workload = assignment.workload
         self._attempt = assignment.attempt
@@ -76,6 +75,7 @@ class Run(Generic[RecipeT]):
         self._pools = dict(assignment.pools)
         self._names = {resolve(path): name for name, path in self._workload.roles.items()}
         self._phases: dict[str, float] = {}
+        self._counts: dict[str, float] = {}
         self._score: float | None = None
         self._last_report = time.perf_counter()
 
@@ -168,6 +168,13 @@ class Run(Generic[RecipeT]):
             spent = time.perf_counter() - start
             self._phases[name] = self._phases.get(name, 0.0) + spent
 
+    def count(self, name: str, amount: float) -> None:
+        """Counts this rank's part of a step's work; every rank must, in the same order.
+
+        The next report carries the sum over ranks as ``perf/<name>_per_s``.
+        """
+        self._counts[name] = self._counts.get(name, 0.0) + self.sum(amount)
+
     def report(self, step: int, metrics: Mapping[str, float], state: Callable[[], State]) -> None:
         """Logs the step's metrics; saves ``state()`` where due or where a stop was asked for.
 
@@ -184,11 +191,14 @@ class Run(Generic[RecipeT]):
         stop = self._must_stop()
         if self.rank == 0:
             now = time.perf_counter()
+            took = now - self._last_report
             timed = {f"perf/{name}_s": spent for name, spent in self._phases.items()}
-            timed["perf/step_s"] = now - self._last_report
+            timed |= {f"perf/{name}_per_s": done / took for name, done in self._counts.items()}
+            timed["perf/step_s"] = took
             self._last_report = now
             self.tracker.log({**metrics, **timed}, step)
         self._phases.clear()
+        self._counts.clear()
         self._keep_score(metrics)
         if stop or self.due(step):
             self._save(step, state())
@@ -216,6 +226,7 @@ class Run(Generic[RecipeT]):
             path = checkpoint.save(self.folder.checkpoints, step, state, self._score)
             checkpoint.prune(self.folder.checkpoints, self.recipe.keep_checkpoints, step)
             self.folder.events.add("saved", step=step, path=path.name)
+            self.tracker.log_checkpoint(path, step)
 
     def _must_stop(self) -> bool:
         """Rank 0 looks at the run folder and tells the other ranks what it saw."""

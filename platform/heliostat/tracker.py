@@ -1,30 +1,21 @@
-"""Trackers: where a run's metrics, tables, histograms and figures go.
+"""Trackers: where a run's metrics, tables, histograms, figures and videos go.
 
-``metrics.jsonl`` in the run's folder is the source of truth; W&B and TensorBoard are views beside
-it. A view that fails is reported once and never ends a run; a disk that refuses the truth does.
+``metrics.jsonl`` in the run's folder is the source of truth; W&B, TensorBoard and Prometheus are
+views beside it. A view that fails is reported once and never ends a run; a disk that refuses the
+truth does.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import logging
 import math
 import os
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Literal,
-    Protocol,
-    TypeAlias,
-    TypedDict,
-    cast,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +23,8 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-logger = logging.getLogger("heliostat")
-
 Number: TypeAlias = float | int
 Cell: TypeAlias = str | float | int | bool
-WandbMode: TypeAlias = Literal["offline", "online", "disabled"]
 
 
 @runtime_checkable
@@ -57,8 +45,16 @@ class Tracker(Protocol):
         """Keeps the distribution of real ``values`` of any shape."""
         ...
 
-    def log_figure(self, name: str, figure: Figure, step: int) -> None:
+    def log_figure(self, name: str, figure: Figure, step: int) -> object:
         """Keeps a picture of ``figure``, which stays the caller's to close."""
+        ...
+
+    def log_video(self, name: str, frames: npt.NDArray[np.uint8], fps: float, step: int) -> object:
+        """Keeps a film of RGB ``frames`` [T, H, W, 3], ``fps`` of them a second."""
+        ...
+
+    def log_checkpoint(self, path: Path, step: int) -> None:
+        """Takes notice of the folder of a whole checkpoint that was saved after ``step``."""
         ...
 
     def rewind(self, step: int) -> None:
@@ -70,28 +66,13 @@ class Tracker(Protocol):
         ...
 
 
-class RunLabels(TypedDict):
-    """How a run presents itself to a tracking service."""
-
-    run_id: str
-    """Equal for all attempts of a run and for no other run."""
-    name: str
-    """What people read."""
-    group: str
-    """Runs that belong together, such as the trials of a search."""
-    job_type: str
-    """The kind of work, such as ``train`` or ``evaluate``."""
-    config: Mapping[str, object]
-    """The resolved recipe; a tracker publishes ``public_config`` of it."""
-
-
 class JsonlTracker:
     """Writes JSON lines and pictures into the run's folder.
 
     ``metrics.jsonl``: ``{"step": 3, "time": 1.7e9, "train/loss": 0.5}``, time in Unix seconds;
     ``tables/<name>.jsonl``: ``{"step": 3, "<column>": cell, ...}``;
     ``histograms.jsonl``: step, time, name, the 65 edges of 64 equal bins, their counts, and how
-    many values were not finite; ``figures/<name>-<step>.png``.
+    many values were not finite; ``figures/<name>-<step>.png``; ``videos/<name>-<step>.gif``.
 
     Lines are strict JSON: NaN and the infinities are the strings "NaN", "Infinity" and "-Infinity",
     which ``float`` reads back. A row is one append to the file, so that the death of the process
@@ -134,11 +115,22 @@ class JsonlTracker:
         row |= {"not_finite": values.size - int(counts.sum())}
         self._append(self._folder / "histograms.jsonl", [row])
 
-    def log_figure(self, name: str, figure: Figure, step: int) -> None:
-        """Writes the picture; a name is as for tables."""
-        path = self._folder / "figures" / f"{_checked(name)}-{step}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, png(figure))
+    def log_figure(self, name: str, figure: Figure, step: int) -> Path:
+        """Writes the picture and returns its path; a name is as for tables."""
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=120)
+        return self._keep(f"figures/{_checked(name)}-{step}.png", buffer.getvalue())
+
+    def log_video(self, name: str, frames: npt.NDArray[np.uint8], fps: float, step: int) -> Path:
+        """Writes the film and returns its path; a name is as for tables.
+
+        Raises:
+            ValueError: the frames are not uint8 [T, H, W, 3], or there are none.
+        """
+        return self._keep(f"videos/{_checked(name)}-{step}.gif", _gif(frames, fps))
+
+    def log_checkpoint(self, path: Path, step: int) -> None:
+        """Does nothing: the checkpoint lies in the run's folder."""
 
     def rewind(self, step: int) -> None:
         """Takes rows and pictures of later steps away; each file is replaced in one move."""
@@ -147,7 +139,8 @@ class JsonlTracker:
         for path in [*ours, *self._folder.glob("tables/**/*.jsonl")]:
             if path.exists():
                 _drop_later_rows(path, step)
-        for picture in self._folder.glob("figures/**/*.png"):
+        drawn = [*self._folder.glob("figures/**/*.png"), *self._folder.glob("videos/**/*.gif")]
+        for picture in drawn:
             stamp = re.search(r"-(\d+)$", picture.stem)
             if stamp and int(stamp[1]) > step:
                 picture.unlink()
@@ -156,6 +149,12 @@ class JsonlTracker:
         """Closes the files; a row is in the kernel's hands from the moment it was logged."""
         while self._open:
             os.close(self._open.popitem()[1])
+
+    def _keep(self, name: str, content: bytes) -> Path:
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, content)
+        return path
 
     def _append(self, path: Path, rows: Iterable[Mapping[str, object]]) -> None:
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
@@ -254,10 +253,18 @@ def finite(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
     return flat[np.isfinite(flat)]
 
 
-def png(figure: Figure) -> bytes:
-    """Returns the figure as a PNG file."""
+def _gif(frames: npt.NDArray[np.uint8], fps: float) -> bytes:
+    """Returns an animated GIF that repeats; it counts time in hundredths of a second."""
+    from PIL import Image
+
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or not frames.size:
+        raise ValueError(
+            f"expected frames uint8 [T, H, W, 3], found {frames.dtype} {list(frames.shape)}; "
+            "stack what the environment renders"
+        )
+    first, *rest = map(Image.fromarray, frames)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
+    first.save(buffer, "GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
     return buffer.getvalue()
 
 
@@ -293,72 +300,3 @@ def _cut_torn_row(descriptor: int) -> None:
             break
         end = start
     os.ftruncate(descriptor, end)
-
-
-class FanOut:
-    """Sends what is logged to a primary tracker, whose errors count, and to views beside it.
-
-    The first failure of a view is reported and the run goes on. A call that failed three times in a
-    row is not made again on that view, since each may have waited for a time-out.
-    """
-
-    def __init__(
-        self,
-        primary: Tracker,
-        views: Sequence[Tracker],
-        warn: Callable[[str], object] = logger.warning,
-    ) -> None:
-        self._primary = primary
-        self._views = list(views)
-        self._warn = warn
-        self._failures: Counter[tuple[int, str]] = Counter()
-        self._reported: set[int] = set()
-
-    def log(self, metrics: Mapping[str, Number], step: int) -> None:
-        """Logs one row of metrics everywhere."""
-        self._primary.log(metrics, step)
-        self._show("log", lambda view: view.log(metrics, step))
-
-    def log_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], step: int
-    ) -> None:
-        """Logs rows of a table everywhere."""
-        self._primary.log_table(name, columns, rows, step)
-        self._show("log_table", lambda view: view.log_table(name, columns, rows, step))
-
-    def log_histogram(self, name: str, values: npt.NDArray[np.generic], step: int) -> None:
-        """Logs a distribution everywhere."""
-        self._primary.log_histogram(name, values, step)
-        self._show("log_histogram", lambda view: view.log_histogram(name, values, step))
-
-    def log_figure(self, name: str, figure: Figure, step: int) -> None:
-        """Logs a picture everywhere."""
-        self._primary.log_figure(name, figure, step)
-        self._show("log_figure", lambda view: view.log_figure(name, figure, step))
-
-    def rewind(self, step: int) -> None:
-        """Forgets later steps everywhere."""
-        self._primary.rewind(step)
-        self._show("rewind", lambda view: view.rewind(step))
-
-    def finish(self, exit_code: int = 0) -> None:
-        """Closes all trackers, the views even where the primary one fails."""
-        try:
-            self._primary.finish(exit_code)
-        finally:
-            self._show("finish", lambda view: view.finish(exit_code))
-
-    def _show(self, call: str, send: Callable[[Tracker], None]) -> None:
-        for number, view in enumerate(self._views):
-            if self._failures[number, call] >= 3:
-                continue
-            try:
-                send(view)
-            except Exception as error:  # noqa: BLE001 - services fail in ways of their own
-                self._failures[number, call] += 1
-                if number not in self._reported:
-                    self._reported.add(number)
-                    name = type(view).__name__
-                    self._warn(f"{name}.{call} failed and the run goes on: {error!r}")
-            else:
-                self._failures[number, call] = 0
