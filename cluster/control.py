@@ -78,7 +78,8 @@ def stop(place: str, name: str, deadline_s: float) -> str:
         return f"{name} is {before['status']} already"
     _ask_to_stop(folder)
     if _wait_for_end(place, name, deadline_s):
-        return f"{name} saved its checkpoint and left"
+        step = status(place, name)["step"]
+        return f"{name} saved its checkpoint and left" if step else f"{name} left before it began"
     submission = find_submission(folder)
     if submission:
         submission.cluster.stop(submission.job_id)

@@ -183,8 +183,6 @@ def follow(runs: str, name: str, *, as_json: bool = False) -> int:
     if as_json:
         say(_json(folder, metrics))
     else:
-        for metric, value in metrics.items():
-            say(f"{metric:<32}{value:>12.4f}")
         say(f"{name}: {found['status']}")
     return OK if found["status"] == "finished" else FAILED
 

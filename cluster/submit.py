@@ -185,6 +185,8 @@ def _send(
     command = [python, "-m", "cluster.supervisor", folder.name, "--runs", shipment.place]
     variables = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
     variables["RAY_JOB_STOP_WAIT_TIME_S"] = _STOP_WAIT_S
+    if head is not None:
+        variables["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"  # nobody preempts this machine
     metadata = {
         "run": folder.name,
         "workload": order.spec,

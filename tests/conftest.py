@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("heliostat", deadline=None)  # no test measures seconds
+settings.load_profile("heliostat")
 TESTS = Path(__file__).parent
 sys.path.append(str(TESTS))
 

@@ -1,4 +1,4 @@
-"""A node dies and another comes: an elastic run shrinks, grows back and ends at the same numbers."""
+"""A node dies, another comes: an elastic run shrinks, grows back, and ends at the same numbers."""
 
 from __future__ import annotations
 
