@@ -183,8 +183,9 @@ def _run(order: Order, exchange: Callable[[], None]) -> Outcome:
             signals.begun = True
             _supervise(order, pools, exchange, signals, display)
     except Stopped as stopped:
-        folder.events.add("stopped", reason=str(stopped))
-        logger.warning("%s; %s", stopped, _how_to_resume(folder))
+        if not folder.pruned:  # the search has said so
+            folder.events.add("stopped", reason=str(stopped))
+            logger.warning("%s; %s", stopped, _how_to_resume(folder))
         return Outcome(folder.path, {}, stopped=True)
     except BaseException as error:
         kind, retry = type(error), _is_worth_another_try(error)
