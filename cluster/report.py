@@ -109,9 +109,9 @@ def write_report(folder: RunFolder) -> Path:
     final = _final(folder)
     summary = summarise(folder)
     plots = summary.method.plots
-    pictures = [_picture(title, draw) for title, draw in _drawings(plots, rows, events, final)]
-    _save(folder.path / "plots", pictures)
-    page = _template().render(
+    pictures = [make_picture(title, draw) for title, draw in _drawings(plots, rows, events, final)]
+    save_pictures(folder.path / "plots", pictures)
+    page = load_template().render(
         summary=summary,
         method=summary.method,
         headline=_headline(summary, rows, events),
@@ -122,14 +122,14 @@ def write_report(folder: RunFolder) -> Path:
         films=newest_films(folder.path / "videos"),
         recipe=scrub(_text(folder.recipe)),
         provenance=_provenance(read_object(folder.record)),
-        entries=list(_entries(events)),
+        entries=list(entries_of(events)),
     )
     path = folder.path / "report.html"
-    _write(path, page.encode("utf-8", errors="replace"))
+    write_file(path, page.encode("utf-8", errors="replace"))
     return path
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Writes a file anew: a link that a foreign folder left there is replaced, not followed."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
     with os.fdopen(handle, "wb") as file:
@@ -142,8 +142,9 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else ""
 
 
-def _template() -> jinja2.Template:
-    text = files("cluster").joinpath("report.html.j2").read_text(encoding="utf-8")
+def load_template(name: str = "report.html.j2") -> jinja2.Template:
+    """Reads one of our templates; it escapes all that is put in."""
+    text = files("cluster").joinpath(name).read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -256,7 +257,8 @@ def _marks(events: Sequence[Mapping[str, Any]], began: float) -> dict[str, list[
     return {name: marks[kind] for kind, name in _MARKED.items() if marks[kind]}
 
 
-def _picture(title: str, draw: Draw) -> Picture:
+def make_picture(title: str, draw: Draw) -> Picture:
+    """Draws a picture in both schemes."""
     return Picture(title=title, light=_png(draw(False)), dark=_png(draw(True)))
 
 
@@ -270,7 +272,8 @@ def _data_uri(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
-def _save(folder: Path, pictures: Sequence[Picture]) -> None:
+def save_pictures(folder: Path, pictures: Sequence[Picture]) -> None:
+    """Writes the light pictures as PNG files named after their titles."""
     if folder.is_symlink():
         raise UsageError(f"expected a folder at {folder}, found a link; remove it")
     folder.mkdir(exist_ok=True)
@@ -280,7 +283,7 @@ def _save(folder: Path, pictures: Sequence[Picture]) -> None:
         name = slug or "plot"
         taken[name] += 1
         suffix = f"-{taken[name]}" if taken[name] > 1 else ""
-        _write(folder / f"{name}{suffix}.png", picture.light)
+        write_file(folder / f"{name}{suffix}.png", picture.light)
 
 
 def _rows(folder: RunFolder) -> list[Row]:
@@ -368,7 +371,7 @@ def _provenance(record: Mapping[str, Any]) -> dict[str, str]:
     return flat
 
 
-def _entries(events: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+def entries_of(events: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
     """Yields the events in order; checkpoints saved one after another share a line."""
     began: float | None = None
     for kind, group in groupby(events, key=lambda event: str(event.get("event"))):
