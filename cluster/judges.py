@@ -237,7 +237,7 @@ class OptunaSearcher(Searcher):
         return value
 
 
-def space_for_tune(points: Sequence[Point], names: Sequence[str]) -> dict[str, Any]:
+def space_for_tune(trials: Sequence[tuple[str, Point]]) -> dict[str, Any]:
     """Returns Tune's space: each of the named points once, in order."""
-    listed = [{"trial": name, **point} for name, point in zip(names, points, strict=True)]
+    listed = [{"trial": name, **point} for name, point in trials]
     return {"point": tune.grid_search(cast("list[Any]", listed))}
