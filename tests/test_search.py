@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -285,6 +286,52 @@ def test_nobody_is_cut_near_the_end() -> None:
         assert scheduler.on_trial_result(None, late, {"step": step, "a": value}) == "CONTINUE"  # type: ignore[arg-type]
 
 
+def proposals(
+    made: list[tuple[str, Mapping[str, Any]]], count: int, goals: tuple[Goal, ...]
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Lets Optuna propose trials until there are ``count``; larger lr and choice 1 are better."""
+    space = build_space(WORKLOAD.recipe(), {"lr": "uniform(0.1, 1)", "batch": "choice(8, 1)"})
+    known = dict(made)
+
+    def propose(index: int, point: Mapping[str, Any]) -> str:
+        name = f"trial-{index:03d}"
+        known[name] = point
+        return name
+
+    def results(name: str) -> dict[str, float]:
+        point = known[name]
+        if point["lr"] < 0.2:
+            return {}  # it failed
+        return {"a": point["lr"] + (point["batch"] == 1), "b": point["lr"]}
+
+    searcher = judges.OptunaSearcher(space, goals, 0, [], propose, results)
+    for name, point in made:
+        searcher.recall(name, point)
+    for number in range(len(made), count):
+        config = searcher.suggest(str(number))["point"]
+        assert config == {"trial": f"trial-{number:03d}", **known[config["trial"]]}
+        searcher.on_trial_complete(str(number))
+    return list(known.items())
+
+
+@pytest.mark.parametrize("goals", [(Goal("a"),), (Goal("a"), Goal("b", "min"))])
+def test_optuna_goes_on_from_the_run_folders_as_if_uninterrupted(goals: tuple[Goal, ...]) -> None:
+    straight = proposals([], 24, goals)
+    assert proposals(straight[:13], 24, goals) == straight
+    if len(goals) == 1:  # and it has learnt which are better
+
+        def mean(trials: list[tuple[str, Mapping[str, Any]]]) -> float:
+            return sum(point["lr"] + (point["batch"] == 1) for _, point in trials) / len(trials)
+
+        assert mean(straight[-8:]) > mean(straight[:8])
+
+
+def test_absent_optuna_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UsageError, match=r"pip install 'heliostat\[search\]'"):
+        Search.of(plan(ToyRecipe(steps=2), search="optuna"), WORKLOAD, Path("nowhere"))
+
+
 def bench(folder: Path, recipe: ToyRecipe, **changes: Any) -> trial.Bench:
     settings = {"metrics": ("train/fit",), "every": 5, "pools": {}} | changes
     return trial.Bench(workload=WORKLOAD, spec=SPEC, recipe=recipe, folder=folder, **settings)
@@ -522,10 +569,13 @@ def test_population_based_training_clones_and_ends_above_its_worst_start(
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_several_ranks_a_trial_leave_no_placement_group(ray_cluster: str, tmp_path: Path) -> None:
+def test_ranks_of_a_pruned_trial_leave_no_placement_group(ray_cluster: str, tmp_path: Path) -> None:
     recipe = ToyRecipe(steps=36, pause_s=0.1, layout=Layout(learners=2))
-    wanted = plan(recipe, trials=2, scheduler="asha", space={"lr": "choice(0.2, 0.0001)"})
-    found = Search.of(replace(wanted, search="grid", concurrent=1), WORKLOAD, tmp_path / "s")
-    assert search.begin(found)
+    space = {"lr": "choice(0.2, 0.0001)"}
+    wanted = plan(recipe, trials=2, search="grid", scheduler="asha", space=space)
+    found = Search.of(wanted, WORKLOAD, tmp_path / "s")
+    done = ToyRecipe(steps=36, lr=0.2)
+    launch.create(bench(tmp_path / "s", done).order("trial-000", done))
+    assert search.resume(found)
     assert [summarise(one).status for one in found.trials()] == ["finished", "pruned"]
     nothing_is_left()
