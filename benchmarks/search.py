@@ -3,12 +3,14 @@
 ``python -m benchmarks.search`` runs eight short T1 runs one after another in one process, then the
 same eight points as a search whose trials share one set of pools, then starts eight separate sets
 of pools, and prints one table. CPU seconds are those of all processes with their children, start-up
-and Ray included; memory is the sum of the host actors' proportional set sizes at its peak.
+and Ray included, at one priority; memory is the sum of the host actors' proportional set sizes at
+its peak.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,7 +34,9 @@ from heliostat.workload import pool_hosts, resolve
 
 TRIALS = 8
 SPACE = {"lr": "loguniform(1e-4, 1e-3)", "temperature": "uniform(0.9, 1.3)"}
-POOLED = ("layout.learners=0", "layout.learner_cpus=0.5")
+SHORT = ("steps=24",)
+POOLED = ("layout.data.hosts=0", "layout.evaluation.hosts=0", "layout.learner_cpus=0.5")
+"""Of the laptop's layout the samplers stay in a host; two learners share a core."""
 _EVERY_S = 0.25
 _MEMORY_EVERY = 8
 """Looks at processes for each look at memory, which is the dearer one."""
@@ -56,7 +60,12 @@ class Cost:
 def watch(arguments: Sequence[str]) -> Cost:
     """Runs ``python -m`` with the arguments to its end and returns what it used."""
     cost, start = Cost(), time.perf_counter()
-    command = psutil.Popen([sys.executable, "-m", *arguments], stdout=subprocess.DEVNULL)
+    priority = {"RAY_worker_niceness": "0"}  # as the runs by hand have it
+    command = psutil.Popen(
+        [sys.executable, "-m", *arguments],
+        stdout=subprocess.DEVNULL,
+        env={"WANDB_MODE": "disabled", **os.environ, **priority},
+    )
     looks = 0
     while command.poll() is None:
         time.sleep(_EVERY_S)
@@ -87,7 +96,7 @@ def _look(command: psutil.Popen, cost: Cost, memory: bool) -> None:
 
 def pooled_recipe(name: str) -> Recipe:
     """Returns the recipe of the search: a learner in each trial's actor beside shared hosts."""
-    return WORKLOAD.recipe(name).override(*POOLED)
+    return WORKLOAD.recipe(name).override(*SHORT, *POOLED)
 
 
 def points(name: str) -> list[Point]:
@@ -99,7 +108,7 @@ def points(name: str) -> list[Point]:
 def by_hand(name: str, folder: Path) -> None:
     """Makes the runs one after another in this process."""
     for index, point in enumerate(points(name)):
-        recipe = WORKLOAD.recipe(name).override("layout=in_process", *assignments(point))
+        recipe = WORKLOAD.recipe(name).override("layout=in_process", *SHORT, *assignments(point))
         run = RunFolder(folder / f"by-hand-{index}")
         create(Order(workload=WORKLOAD, spec="t1", recipe=recipe, folder=run))
 
@@ -131,7 +140,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="heliostat-") as folder:
         part = ["benchmarks.search", "--recipe", options.recipe, "--folder", folder, "--part"]
         hand = watch([*part, "by-hand"])
-        words = ["cluster.cli", "search", f"t1:{options.recipe}", "--runs", folder, *POOLED]
+        words = ["cluster.cli", "search", f"t1:{options.recipe}", "--runs", folder, *SHORT, *POOLED]
         words += [f"{key}={text}" for key, text in SPACE.items()]
         words += ["--trials", str(TRIALS), "--metric", "accuracy", "--name", "search"]
         search = watch(words)

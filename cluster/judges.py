@@ -209,7 +209,9 @@ class OptunaSearcher(Searcher):
         if all(map(math.isfinite, numbers)):
             self._study.tell(asked, numbers)
         else:
-            self._study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
+            # with one goal Optuna learns from the pruned, as the worst, but not from the failed
+            states = self._optuna.trial.TrialState
+            self._study.tell(asked, state=states.PRUNED if len(self._goals) == 1 else states.FAIL)
 
     def _distribution(self, distribution: Distribution) -> Any:  # noqa: ANN401 - as above
         kinds = self._optuna.distributions

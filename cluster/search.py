@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, cast
 
 import yaml
@@ -105,7 +106,8 @@ def _held(search: Search, address: str | None) -> bool:
             os.environ.setdefault(name, value)
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the search speaks for itself
         layout, hosts = layouts(search)
-        with ray_session(address, lambda nodes: check_room(search, layout, hosts, nodes)):
+        check = partial(check_room, search, layout, hosts)
+        with ray_session(address, check, dashboard=layout.learners > 0):
             concurrent, cpus = concurrency(search, layout, hosts)
             folder.events.add("attempt", concurrent=concurrent)
             with (

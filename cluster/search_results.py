@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import numpy as np
 import yaml
-from scipy import stats
 
 from cluster.records import as_number, as_text, read_lines, read_object
 from cluster.registry import Status, align, summarise
@@ -126,6 +125,8 @@ def importance(results: Sequence[TrialResult], goal: Goal) -> dict[str, float]:
     ]
     if len(done) < 3:
         return {}
+    from scipy import stats
+
     ranks = stats.rankdata([goal.gain(result.scores[goal.metric]) for result in done])
     found: dict[str, float] = {}
     for key in done[0].point:
@@ -137,6 +138,8 @@ def importance(results: Sequence[TrialResult], goal: Goal) -> dict[str, float]:
 
 def _closeness(column: Sequence[Value], ranks: np.ndarray) -> float:
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in column):
+        from scipy import stats
+
         numbers = stats.rankdata(np.array(column, np.float64))
         return float(abs(np.corrcoef(numbers, ranks)[0, 1]))
     names = np.array([json.dumps(value) for value in column])

@@ -318,12 +318,8 @@ def proposals(
 def test_optuna_goes_on_from_the_run_folders_as_if_uninterrupted(goals: tuple[Goal, ...]) -> None:
     straight = proposals([], 24, goals)
     assert proposals(straight[:13], 24, goals) == straight
-    if len(goals) == 1:  # and it has learnt which are better
-
-        def mean(trials: list[tuple[str, Mapping[str, Any]]]) -> float:
-            return sum(point["lr"] + (point["batch"] == 1) for _, point in trials) / len(trials)
-
-        assert mean(straight[-8:]) > mean(straight[:8])
+    if len(goals) == 1:  # and it has learnt which choice is better
+        assert [point["batch"] for _, point in straight[12:]].count(1) >= 9
 
 
 def test_absent_optuna_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
