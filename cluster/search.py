@@ -28,7 +28,7 @@ from cluster.judges import OptunaSearcher
 from cluster.registry import summarise
 from cluster.search_plan import Search, has_ended
 from cluster.search_results import values
-from cluster.search_room import check_room, concurrency, layouts
+from cluster.search_room import Bundle, Room
 from cluster.search_watch import Diary, Leaving, signals
 from cluster.shared_pools import SharedPool, shared_pools
 from cluster.spaces import Point, assignments, point_of
@@ -37,7 +37,6 @@ from heliostat import launch
 from heliostat.errors import UsageError
 from heliostat.folder import RunFolder, replace_text
 from heliostat.ray_session import ray_session
-from heliostat.recipe import Layout
 from heliostat.tracker import read_metrics
 
 logger = logging.getLogger("heliostat")
@@ -105,16 +104,16 @@ def _held(search: Search, address: str | None) -> bool:
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the search speaks for itself
-        layout, hosts = layouts(search)
-        check = partial(check_room, search, layout, hosts)
-        with ray_session(address, check, dashboard=layout.learners > 0):
-            concurrent, cpus = concurrency(search, layout, hosts)
+        room = Room.of(search)
+        check = partial(room.check, search)
+        with ray_session(address, check, dashboard=room.nested):
+            concurrent, bundles = room.fit(search)
             folder.events.add("attempt", concurrent=concurrent)
             with (
                 shared_pools(search.workload, search.recipe, folder.events, concurrent) as pools,
                 signals(search) as asked,
             ):
-                _run(search, _bench(search, layout, pools), concurrent, cpus, asked)
+                _run(search, _bench(search, room, pools), concurrent, bundles, asked)
         _report_end(search, stopped=bool(asked))
         return not asked
 
@@ -133,8 +132,8 @@ def _report_end(search: Search, stopped: bool) -> None:
         folder.events.add("finished")
 
 
-def _bench(search: Search, layout: Layout, pools: Mapping[str, SharedPool[Any]]) -> Bench:
-    plan, recipe = search.plan, replace(search.recipe, layout=layout)
+def _bench(search: Search, room: Room, pools: Mapping[str, SharedPool[Any]]) -> Bench:
+    plan, recipe = search.plan, replace(search.recipe, layout=room.layout)
     every = judges.judged_every(plan.scheduler, recipe.total_steps)
     if plan.scheduler == "pbt" and every:  # a clone takes the state of the step it was judged at
         recipe = replace(recipe, checkpoint_every=min(every, recipe.checkpoint_every))
@@ -146,12 +145,19 @@ def _bench(search: Search, layout: Layout, pools: Mapping[str, SharedPool[Any]])
         metrics=search.metrics,
         every=every,
         pools=pools,
+        nested=room.nested,
     )
 
 
-def _run(search: Search, bench: Bench, concurrent: int, cpus: float, asked: list[float]) -> None:
+def _run(
+    search: Search,
+    bench: Bench,
+    concurrent: int,
+    bundles: Sequence[Bundle],
+    asked: list[float],
+) -> None:
     """Hands the trials to Tune until all have ended or the search is asked to leave."""
-    plan, recipe, layout = search.plan, bench.recipe, bench.recipe.layout
+    plan, recipe = search.plan, bench.recipe
     _prepare(bench, search.points())
     trials = search.trials()
     ended = [trial for trial in trials if has_ended(trial)]
@@ -167,7 +173,9 @@ def _run(search: Search, bench: Bench, concurrent: int, cpus: float, asked: list
     if not left:
         return
     tuner = Tuner(
-        tune.with_resources(tune.with_parameters(Trial, bench=bench), {"cpu": cpus, "gpu": 0}),
+        tune.with_resources(
+            tune.with_parameters(Trial, bench=bench), tune.PlacementGroupFactory(list(bundles))
+        ),
         param_space={} if searcher else judges.space_for_tune(waiting),
         tune_config=TuneConfig(
             scheduler=scheduler,
@@ -184,7 +192,7 @@ def _run(search: Search, bench: Bench, concurrent: int, cpus: float, asked: list
             stop=Leaving(bench, asked),
             callbacks=[Diary(search)],
             checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
-            failure_config=tune.FailureConfig(max_failures=layout.max_restarts),
+            failure_config=tune.FailureConfig(max_failures=recipe.layout.max_restarts),
             verbose=0,
         ),
     )

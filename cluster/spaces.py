@@ -202,8 +202,6 @@ def build_space(recipe: Recipe, texts: Mapping[str, str]) -> dict[str, Distribut
         )
     space: dict[str, Distribution] = {}
     for key, text in texts.items():
-        if key not in recipe.keys():  # noqa: SIM118 - the method of a recipe's class
-            raise UsageError(nearest(key, recipe.keys()))
         if key.startswith("layout."):
             raise UsageError(f"{key}: trials share their actors; fix the layout with {key}=VALUE")
         space[key] = Distribution.parse(key, text)

@@ -57,6 +57,8 @@ class Bench:
     every: int | None
     """Steps between two reports to the scheduler; None: it waits for the end."""
     pools: Mapping[str, SharedPool[Any]]
+    nested: bool = False
+    """Whether the learners are ranks of Ray Train, outside the trial's actor."""
 
     @property
     def stop(self) -> Path:
@@ -174,10 +176,10 @@ class Attempt:
         self._next.release()
         if self._thread.ident is None:
             return
-        ranks = self._bench.recipe.layout.learners
-        if ranks and self._thread.is_alive() and not self._folder.stop.exists():
+        nested = self._bench.nested
+        if nested and self._thread.is_alive() and not self._folder.stop.exists():
             self._folder.stop.touch()
-        self._thread.join(_LEAVE_S if not ranks else None)
+        self._thread.join(None if nested else _LEAVE_S)
 
     def _work(self) -> None:
         try:
@@ -205,7 +207,7 @@ class Attempt:
             self._bench.order(self._folder.name, recipe), shared=pools, listen=self._listen
         )
         follower: threading.Thread | None = None
-        if recipe.layout.learners:
+        if self._bench.nested:
             follower = threading.Thread(target=self._follow, daemon=True)
             follower.start()
         try:

@@ -30,6 +30,7 @@ from cluster.search_results import (
     read_results,
     write_best,
 )
+from cluster.search_room import Room
 from cluster.shared_pools import Turns
 from cluster.spaces import (
     Distribution,
@@ -397,6 +398,39 @@ def test_a_metric_that_nobody_logs_fails_the_trial_with_those_there_are(tmp_path
     reason = folder.events.read()[-1]["reason"]
     assert "found no 'train/fitt' among" in reason
     assert "train/fit" in reason
+
+
+# ---------------------------------------------------------------------------- room
+
+
+def room(layout: Layout, **changes: Any) -> tuple[Room, Search]:
+    found = Search.of(plan(ToyRecipe(steps=2, layout=layout), **changes), WORKLOAD, Path("none"))
+    return Room.of(found), found
+
+
+def test_a_single_learner_lives_in_its_trials_actor_and_several_reserve_for_themselves() -> None:
+    alone, _ = room(Layout.laptop())
+    assert (alone.nested, alone.layout.learners) == (False, 0)
+    assert alone.trial == {"CPU": 1.0, "GPU": 0.0}
+    ranks, _ = room(Layout(learners=2, learner_cpus=3))
+    assert (ranks.nested, ranks.layout.learners) == (True, 2)
+    assert ranks.trial == {"CPU": 6.0, "GPU": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "message"),
+    [
+        (POOLS, {"concurrent": 3}, "3 trials at a time need 3 CPUs, found 2 beside the pools"),
+        (Layout(learner_cpus=5), {}, "does not fit the cluster"),
+        (Layout(learners=2), {"scheduler": "pbt"}, "8 trials at a time need 16 CPUs"),
+    ],
+)
+def test_more_trials_than_fit_are_refused(
+    layout: Layout, changes: dict[str, Any], message: str
+) -> None:
+    wanted, found = room(layout, **changes)
+    with pytest.raises(UsageError, match=message):
+        wanted.check(found, [{"CPU": 4.0}])
 
 
 # ---------------------------------------------------------------------------- commands
