@@ -313,10 +313,7 @@ def clone(bench: Bench, folder: RunFolder, recipe: Recipe, origin: Mapping[str, 
     record["fingerprint"] = recipe.fingerprint()
     record["method"] = describe_method(bench.workload, recipe)
     replace_text(folder.record, json.dumps(record, indent=2))
-    changed = {
-        key: value
-        for key, value in recipe.to_dict().items()
-        if key != "layout" and value != cast("dict[str, Any]", own).get(key)
-    }
+    now = yaml.safe_load(recipe.to_yaml())
+    changed = {key: now[key] for key in now if key != "layout" and now[key] != own.get(key)}
     details = {"from": other.name, "step": int(path.name[5:]), "changed": json.dumps(changed)}
     folder.events.add("cloned", **details, pointer=origin["id"])

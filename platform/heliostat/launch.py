@@ -185,7 +185,8 @@ def _run(order: Order, exchange: Callable[[], None]) -> Outcome:
     except Stopped as stopped:
         if not folder.pruned:  # the search has said so
             folder.events.add("stopped", reason=str(stopped))
-            logger.warning("%s; %s", stopped, _how_to_resume(folder))
+            if order.listen is None:  # whoever listens has asked for it
+                logger.warning("%s; %s", stopped, _how_to_resume(folder))
         return Outcome(folder.path, {}, stopped=True)
     except BaseException as error:
         kind, retry = type(error), _is_worth_another_try(error)
