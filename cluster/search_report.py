@@ -10,15 +10,9 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cluster.pages import Draw, load_template, make_picture, save_pictures, write_file
 from cluster.records import as_count, as_number, as_text, read_lines
 from cluster.registry import summarise
-from cluster.report import (
-    Draw,
-    load_template,
-    make_picture,
-    save_pictures,
-    write_file,
-)
 from cluster.search_plan import Goal, Plan, read_plan
 from cluster.search_plots import (
     Course,
