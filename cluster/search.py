@@ -7,7 +7,6 @@ alone: Tune's own snapshots (some seconds old, pickled, without the scheduler's 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -95,11 +94,7 @@ def resume(search: Search, address: str | None = None) -> bool:
 def _held(search: Search, address: str | None) -> bool:
     """Runs the search under its lock."""
     folder = search.run_folder
-    with folder.lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"search {folder.name!r} is being run by another process") from None
+    with launch.locked(folder):
         folder.stop.unlink(missing_ok=True)
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
@@ -189,7 +184,7 @@ def _run(
         run_config=tune.RunConfig(
             name=".tune",
             storage_path=str(search.folder),
-            stop=Leaving(bench, asked),
+            stop=Leaving(search, asked),
             callbacks=[Diary(search)],
             checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
             failure_config=tune.FailureConfig(max_failures=recipe.layout.max_restarts),

@@ -15,7 +15,6 @@ from ray.tune.experiment import Trial as TuneTrial
 from cluster.registry import summarise
 from cluster.search_plan import Search, has_ended
 from cluster.search_results import values
-from cluster.trial import Bench
 from heliostat.folder import RunFolder, replace_text
 
 _GRACE_S = 7.0
@@ -74,8 +73,8 @@ class Diary(Callback):
 class Leaving(Stopper):
     """Ends the search once all trials have saved, or their time to do so is over."""
 
-    def __init__(self, bench: Bench, asked: list[float]) -> None:
-        self._bench = bench
+    def __init__(self, search: Search, asked: list[float]) -> None:
+        self._search = search
         self._asked = asked
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
@@ -84,12 +83,22 @@ class Leaving(Stopper):
         return False
 
     def stop_all(self) -> bool:
-        """Whether to end now."""
+        """Whether to end now; a file ``stop`` in the search's folder asks as a signal does."""
+        if not self._asked and self._search.run_folder.stop.exists():
+            _ask(self._search, self._asked)
         if not self._asked:
             return False
-        folders = [RunFolder(path) for path in self._bench.folder.glob("trial-*")]
-        busy = any(summarise(folder).status == "running" for folder in folders)
+        busy = any(summarise(trial).status == "running" for trial in self._search.trials())
         return not busy or time.monotonic() > self._asked[0] + _GRACE_S
+
+
+def _ask(search: Search, asked: list[float]) -> None:
+    """Makes all trials save and leave, and no other begin."""
+    asked.append(time.monotonic())
+    search.run_folder.stop.touch()
+    for trial in search.trials():
+        if not trial.stop.exists() and summarise(trial).status == "running":
+            trial.stop.touch()
 
 
 @contextmanager
@@ -104,11 +113,7 @@ def signals(search: Search) -> Generator[list[float]]:
     def ask(number: int, _: object) -> None:
         if asked:
             raise KeyboardInterrupt
-        asked.append(time.monotonic())
-        search.run_folder.stop.touch()
-        for trial in search.trials():
-            if not trial.stop.exists() and summarise(trial).status == "running":
-                trial.stop.touch()
+        _ask(search, asked)
         search.run_folder.events.add("stop-asked", signal=signal.Signals(number).name)
 
     try:

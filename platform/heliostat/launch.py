@@ -80,7 +80,7 @@ def create(order: Order) -> Outcome:
         RunFailed: the method raised, or deaths went past the retry budget.
     """
     prepare(order)
-    with _locked(order.folder), mirrored(order.folder, "launch") as exchange:
+    with locked(order.folder), mirrored(order.folder, "launch") as exchange:
         try:
             return _run(order, exchange)
         except BaseException:
@@ -161,7 +161,7 @@ def resume(order: Order) -> Outcome:
     folder = order.folder
     if folder.url:
         folder.path.mkdir(parents=True, exist_ok=True)
-    with _locked(folder), mirrored(folder, "launch") as exchange:
+    with locked(folder), mirrored(folder, "launch") as exchange:
         if folder.result.exists():
             raise UsageError(f"run {folder.name!r} has finished; see {folder.result}")
         record = json.loads(folder.record.read_text())
@@ -246,7 +246,7 @@ def _how_to_resume(folder: RunFolder) -> str:
 
 
 @contextmanager
-def _locked(folder: RunFolder) -> Generator[None]:
+def locked(folder: RunFolder) -> Generator[None]:
     """Holds the run for this process; the system lets go of the lock when the process dies."""
     with folder.lock.open("a") as file:
         try:
