@@ -129,9 +129,7 @@ def _old_order(options: Namespace) -> Order:
             f"--runs {options.runs}"
         )
     spec, values = _started(seen)
-    home = Path.cwd().joinpath(*spec.partition(":")[0].split("."))
-    if spec not in CATALOG and seen.path.parent.resolve() in home.resolve().parents:
-        raise UsageError(f"run {seen.name!r} names code inside {options.runs}; move it elsewhere")
+    refuse_code_in(seen.path.parent, spec)
     workload, _ = load(spec, CATALOG)
     return Order(
         workload=workload,
@@ -142,6 +140,17 @@ def _old_order(options: Namespace) -> Order:
         supervised=options.supervised,
         show_progress=True,
     )
+
+
+def refuse_code_in(runs: Path, spec: str) -> None:
+    """Refuses a workload whose code lies among the runs, as a folder from elsewhere could name it.
+
+    Raises:
+        UsageError: names the folder.
+    """
+    home = Path.cwd().joinpath(*spec.partition(":")[0].split("."))
+    if spec not in CATALOG and runs.resolve() in home.resolve().parents:
+        raise UsageError(f"{spec} is code inside {runs}; move it elsewhere")
 
 
 def _origin(options: Namespace) -> tuple[RunFolder, int | None]:

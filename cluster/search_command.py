@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from algorithms.catalog import CATALOG
 from cluster.registry import find_run, is_search
-from cluster.running import FAILED, OK, check_name, say, spec_of
+from cluster.running import FAILED, OK, check_name, refuse_code_in, say, spec_of
 from heliostat.errors import UsageError
 from heliostat.mirror import is_url
 from heliostat.workload import Workload, load
@@ -73,6 +73,7 @@ def search(options: argparse.Namespace) -> int:
     if options.resume:
         folder = _known(options, runs)
         plan = read_plan(folder)
+        refuse_code_in(runs, plan.workload)
         workload, _ = load(plan.workload, CATALOG)
         found = Search.of(plan, workload, folder)
         done = searching.resume(found, options.address)

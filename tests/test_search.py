@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -487,6 +487,19 @@ def test_a_torn_plan_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "search.json").write_text(content)
     with pytest.raises(UsageError, match="expected the plan of a search"):
         read_plan(tmp_path)
+
+
+def test_a_search_from_elsewhere_cannot_name_code_that_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "s"
+    folder.mkdir(parents=True)
+    (folder / "evil.py").write_text("raise SystemExit('imported')")
+    record = asdict(plan(ToyRecipe(steps=2), workload="runs.s.evil:WORKLOAD"))
+    (folder / "search.json").write_text(json.dumps(record))
+    assert main(["search", "--resume", "s", "--runs", "runs"]) == 2
+    assert "code inside" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------- with Ray
