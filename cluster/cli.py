@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from algorithms.catalog import CATALOG
-from cluster import running
+from cluster import running, search_command
 from heliostat.errors import HeliostatError, UsageError
 from heliostat.workload import Workload, resolve
 
@@ -69,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("name")
     resume.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     _add_start_options(run, submit, resume)
+    search = command("search", search_command.search, "run many trials and find the best recipe")
+    search_command.add_arguments(search)
 
     command("list", _list, "list workloads and their recipes")
     runs = command("runs", _runs, "list the runs of a folder")
@@ -91,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("workload", nargs="?", help="check for this workload and recipe")
     doctor.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe")
     about_runs = (run, submit, resume, runs, status, logs, stop, report, remove, compare, sync)
-    for added in (*about_runs, doctor):
+    for added in (*about_runs, search, doctor):
         added.add_argument("--runs", default="runs", help="folder or URL of run folders")
     return parser
 
@@ -101,7 +103,9 @@ def _add_start_options(
 ) -> None:
     for added in (run, submit):
         added.add_argument("workload", help="NAME[:RECIPE] or package.module:WORKLOAD[:RECIPE]")
-        added.add_argument("overrides", nargs="*", metavar="key=value", help="change the recipe")
+        added.add_argument(
+            "overrides", nargs="*", metavar="key=value", help="change the recipe; or @FILE.yaml"
+        )
         added.add_argument("--name", help="the run's name; made of workload and time if not given")
         added.add_argument(
             "--from", dest="origin", metavar="RUN[@STEP]", help="begin from another's checkpoint"
@@ -186,10 +190,12 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from cluster.places import open_run, publish
+    from cluster.registry import is_search
     from cluster.report import write_report
+    from cluster.search_report import write_search_report
 
     folder = open_run(options.runs, options.name)
-    page = write_report(folder)
+    page = write_search_report(folder) if is_search(folder) else write_report(folder)
     publish(folder, "report.html", "plots")
     running.say(str(page))
     return OK

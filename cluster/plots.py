@@ -39,7 +39,9 @@ _BARS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class _Theme:
+class Theme:
+    """The colours of a page."""
+
     ground: str
     ink: str
     quiet: str
@@ -47,14 +49,14 @@ class _Theme:
     colours: tuple[str, ...]
 
 
-_LIGHT = _Theme(
+_LIGHT = Theme(
     ground="#ffffff",
     ink="#1f2430",
     quiet="#6b7280",
     grid="#e6e8ec",
     colours=("#2563a8", "#c2532d", "#2f7d5b", "#7b56a3", "#a67c12", "#4b5563"),
 )
-_DARK = _Theme(
+_DARK = Theme(
     ground="#171a21",
     ink="#e5e7eb",
     quiet="#9aa3b2",
@@ -87,8 +89,8 @@ def plot_lines(
     Raises:
         ValueError: a line's x and y differ in length.
     """
-    with _style(dark) as theme:
-        figure, axes = _axes(title, xlabel, ylabel)
+    with style(dark) as theme:
+        figure, axes = new_axes(title, xlabel, ylabel)
         ends: list[tuple[str, float, str]] = []
         for number, (name, (xs, ys)) in enumerate(series.items()):
             colour = theme.colours[number % len(theme.colours)]
@@ -125,8 +127,8 @@ def plot_phases(
         name: np.array([np.mean(_or_zero(values)[group]) for group in groups])
         for name, values in seconds.items()
     }
-    with _style(dark) as theme:
-        figure, axes = _axes("Time of a step by phase", "step", "seconds a step")
+    with style(dark) as theme:
+        figure, axes = new_axes("Time of a step by phase", "step", "seconds a step")
         width = 0.86 * float(np.diff(x).min()) if x.size > 1 else 0.86
         floor = np.zeros(len(x))
         ends: list[tuple[str, float, str]] = []
@@ -155,9 +157,9 @@ def plot_time_line(
         marks: kind of event -> hours since the run began.
         dark: for a dark page.
     """
-    with _style(dark) as theme:
+    with style(dark) as theme:
         unit, scale = ("hours", 1.0) if max(hours, default=0.0) >= 2 else ("minutes", 60.0)
-        figure, axes = _axes("Progress by the clock", f"{unit} since the run began", "step")
+        figure, axes = new_axes("Progress by the clock", f"{unit} since the run began", "step")
         axes.plot(np.asarray(hours) * scale, steps, color=theme.colours[0])
         if not marks:
             return figure
@@ -258,7 +260,8 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     return [placed[index] for index in range(len(heights))]
 
 
-def _axes(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
+def new_axes(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
+    """Returns an empty figure of the reports' size, to be drawn inside ``style``."""
     figure = Figure(figsize=SIZE, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
     axes = figure.add_subplot()
     axes.set_title(printable(title[:_TITLE_CHARACTERS]), loc="left")
@@ -271,7 +274,8 @@ def _axes(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
 
 
 @contextmanager
-def _style(dark: bool) -> Generator[_Theme]:
+def style(dark: bool) -> Generator[Theme]:
+    """Draws as the reports do while the context lasts."""
     theme = _DARK if dark else _LIGHT
     settings: dict[RcKeyType, Any] = {
         "axes.axisbelow": True,

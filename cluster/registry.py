@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +23,18 @@ from heliostat.errors import UsageError
 from heliostat.folder import ALIVE_S, RunFolder
 from heliostat.recipe import nearest
 
-Status = Literal["finished", "queued", "running", "stopped", "failed", "interrupted"]
+Status = Literal["finished", "queued", "running", "stopped", "failed", "pruned", "interrupted"]
 
-_TURNS = ("attempt", "stopped", "failed", "killed", "submitted", "job-attempt")
-"""Events that say where a run stands."""
+_TURNS: Mapping[str, Status] = {
+    "attempt": "interrupted",
+    "killed": "interrupted",
+    "submitted": "queued",
+    "job-attempt": "queued",
+    "stopped": "stopped",
+    "failed": "failed",
+    "pruned": "pruned",
+}
+"""Event -> where a run stands whose process is gone and whose last such event it is."""
 _TAIL_BYTES = 2**18
 """How much of the end of ``metrics.jsonl`` is searched for the newest values."""
 
@@ -41,8 +49,8 @@ class RunSummary:
     fingerprint: str
     """Of the recipe: 16 hex digits."""
     status: Status
-    """``queued``: submitted, not begun. ``interrupted``: the process died without a word, or was
-    killed while it was stopping."""
+    """``queued``: submitted, not begun. ``pruned``: a search gave it up for better ones.
+    ``interrupted``: the process died without a word, or was killed while it was stopping."""
     step: int
     """Steps done, over all phases."""
     created: float | None
@@ -65,8 +73,13 @@ def summaries(runs: Path) -> list[RunSummary]:
 def summarise(folder: RunFolder) -> RunSummary:
     """Summarises one run, from whatever its process has written so far.
 
-    Nothing is imported that the folder names: it may come from elsewhere.
+    Nothing is imported that the folder names: it may come from elsewhere. A search counts the
+    trials that have ended as its steps.
     """
+    return _search(folder) if is_search(folder) else _run(folder)
+
+
+def _run(folder: RunFolder) -> RunSummary:
     record = read_object(folder.record)
     method = Method.of(record)
     events = [str(event.get("event")) for event in read_events(folder)]
@@ -84,6 +97,30 @@ def summarise(folder: RunFolder) -> RunSummary:
         restarts=max(0, events.count("attempt") - 1),
         score=_newest(rows, score) if score and final is None else final,
         method=method,
+    )
+
+
+def is_search(folder: RunFolder) -> bool:
+    """Whether the folder is that of a search, which holds its trials' folders."""
+    return (folder.path / "search.json").is_file()
+
+
+def _search(folder: RunFolder) -> RunSummary:
+    plan = read_object(folder.path / "search.json")
+    events = [str(event.get("event")) for event in read_events(folder)]
+    trials = [_run(trial) for trial in _folders(folder.path) if trial.record.is_file()]
+    ended = [trial for trial in trials if trial.status in ("finished", "pruned", "failed")]
+    status = _status(folder, events)
+    return RunSummary(
+        name=folder.name,
+        workload=f"search {as_text(plan.get('workload')) or ''}",
+        fingerprint="",
+        status="finished" if status == "interrupted" and "finished" in events[-1:] else status,
+        step=len(ended),
+        created=as_number(plan.get("created")),
+        restarts=max(0, events.count("attempt") - 1),
+        score=as_number(read_object(folder.path / "best.json").get("score")),
+        method=Method(total_steps=as_count(plan.get("trials"))),
     )
 
 
@@ -109,7 +146,11 @@ def format_table(summaries: Sequence[RunSummary]) -> str:
         return "no runs"
     rows = [("RUN", "WORKLOAD", "RECIPE", "STATUS", "STEP", "CREATED", "RESTARTS", "SCORE")]
     rows += [_cells(summary) for summary in summaries]
-    numeric = {4, 6, 7}
+    return align(rows, {4, 6, 7})
+
+
+def align(rows: Sequence[Sequence[str]], numeric: Collection[int]) -> str:
+    """Returns rows of equal length as a table, the ``numeric`` columns flush right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = (
         "  ".join(
@@ -149,7 +190,11 @@ def _local_time(seconds: float | None) -> str:
 def _folders(runs: Path) -> list[RunFolder]:
     """A run's recipe and record are the first files that its launch writes."""
     folders = (RunFolder(path) for path in sorted(runs.iterdir()) if path.is_dir())
-    return [folder for folder in folders if folder.recipe.exists() or folder.record.exists()]
+    return [
+        folder
+        for folder in folders
+        if folder.recipe.exists() or folder.record.exists() or is_search(folder)
+    ]
 
 
 def _status(folder: RunFolder, events: Sequence[str]) -> Status:
@@ -158,12 +203,7 @@ def _status(folder: RunFolder, events: Sequence[str]) -> Status:
     if _locked(folder) or _alive(folder):
         return "running"
     ends = [event for event in events if event in _TURNS]
-    last = ends[-1] if ends else "attempt"
-    if last in ("submitted", "job-attempt"):
-        return "queued"
-    if last == "stopped":
-        return "stopped"
-    return "failed" if last == "failed" else "interrupted"
+    return _TURNS[ends[-1] if ends else "attempt"]
 
 
 def _alive(folder: RunFolder) -> bool:

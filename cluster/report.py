@@ -7,42 +7,31 @@ scripts and requests to itself.
 
 from __future__ import annotations
 
-import base64
-import io
 import math
-import os
-import re
-import tempfile
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
-import jinja2
-from matplotlib.figure import Figure
-
 from cluster.films import newest_films
-from cluster.plots import DPI, plot_lines, plot_phases, plot_time_line
+from cluster.pages import Draw, load_template, make_picture, save_pictures, write_file
+from cluster.plots import plot_lines, plot_phases, plot_time_line
 from cluster.records import as_number, read_events, read_lines, read_object
 from cluster.registry import RunSummary, summarise
-from heliostat.errors import UsageError
 from heliostat.folder import RunFolder
 from heliostat.privacy import scrub
 from heliostat.workload import Plot
 
 Row = Mapping[str, float]
-Draw = Callable[[bool], Figure]
-"""Draws one picture, for a dark page where told so."""
+
 
 _SAMPLES = 8
 """Newest rows shown of each half of a table."""
 _PHASES = 5
 """Longest phases that get a layer of their own."""
-_SLUG_CHARACTERS = 60
 _CELL_CHARACTERS = 1200
 _REASON_CHARACTERS = 400
 _MARKED = {
@@ -55,25 +44,6 @@ _MARKED = {
 }
 """Event -> name of its row in the picture of progress; the first attempt is no restart."""
 _UNITS = (("_per_s", ""), ("_s", "seconds"), ("_gib", "GiB"), ("_bytes", "bytes"))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
-    """One picture as PNG, in both schemes."""
-
-    title: str
-    light: bytes
-    dark: bytes
-
-    @property
-    def light_uri(self) -> str:
-        """The light one as a data URI."""
-        return _data_uri(self.light)
-
-    @property
-    def dark_uri(self) -> str:
-        """The dark one as a data URI."""
-        return _data_uri(self.dark)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,9 +79,9 @@ def write_report(folder: RunFolder) -> Path:
     final = _final(folder)
     summary = summarise(folder)
     plots = summary.method.plots
-    pictures = [_picture(title, draw) for title, draw in _drawings(plots, rows, events, final)]
-    _save(folder.path / "plots", pictures)
-    page = _template().render(
+    pictures = [make_picture(title, draw) for title, draw in _drawings(plots, rows, events, final)]
+    save_pictures(folder.path / "plots", pictures)
+    page = load_template("report.html.j2").render(
         summary=summary,
         method=summary.method,
         headline=_headline(summary, rows, events),
@@ -125,29 +95,12 @@ def write_report(folder: RunFolder) -> Path:
         entries=list(_entries(events)),
     )
     path = folder.path / "report.html"
-    _write(path, page.encode("utf-8", errors="replace"))
+    write_file(path, page.encode("utf-8", errors="replace"))
     return path
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Writes a file anew: a link that a foreign folder left there is replaced, not followed."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    Path(name).chmod(0o644)
-    Path(name).replace(path)
 
 
 def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else ""
-
-
-def _template() -> jinja2.Template:
-    text = files("cluster").joinpath("report.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(text)
 
 
 def _drawings(
@@ -254,33 +207,6 @@ def _marks(events: Sequence[Mapping[str, Any]], began: float) -> dict[str, list[
             marks[kind].append((moment - began) / 3600)
     marks["attempt"] = marks["attempt"][1:]
     return {name: marks[kind] for kind, name in _MARKED.items() if marks[kind]}
-
-
-def _picture(title: str, draw: Draw) -> Picture:
-    return Picture(title=title, light=_png(draw(False)), dark=_png(draw(True)))
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
-    return buffer.getvalue()
-
-
-def _data_uri(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
-
-
-def _save(folder: Path, pictures: Sequence[Picture]) -> None:
-    if folder.is_symlink():
-        raise UsageError(f"expected a folder at {folder}, found a link; remove it")
-    folder.mkdir(exist_ok=True)
-    taken: Counter[str] = Counter()
-    for picture in pictures:
-        slug = re.sub(r"[^a-z0-9]+", "-", picture.title.lower())[:_SLUG_CHARACTERS].strip("-")
-        name = slug or "plot"
-        taken[name] += 1
-        suffix = f"-{taken[name]}" if taken[name] > 1 else ""
-        _write(folder / f"{name}{suffix}.png", picture.light)
 
 
 def _rows(folder: RunFolder) -> list[Row]:

@@ -16,6 +16,7 @@ import yaml
 from algorithms.catalog import CATALOG
 from cluster.places import open_run, run_folder
 from cluster.records import as_text, read_object
+from cluster.registry import is_search
 from heliostat.errors import UsageError
 from heliostat.folder import RunFolder
 from heliostat.mirror import is_url
@@ -59,10 +60,39 @@ def resume(options: Namespace) -> int:
 
 
 def find(spec: str, overrides: Sequence[str]) -> tuple[Workload, Recipe, str]:
-    """Returns the workload, its recipe with the overrides applied, and the recipe's name."""
+    """Returns the workload, its recipe with the overrides applied, and the recipe's name.
+
+    ``@FILE.yaml`` takes the recipe of a file, such as a search's best.yaml, in place of the named.
+    """
     workload, name = load(spec, CATALOG)
-    recipe = workload.recipe(name).override(*overrides)
-    return workload, recipe, name or next(iter(workload.recipes))
+    recipe = workload.recipe(name)
+    for path in (text[1:] for text in overrides if text.startswith("@")):
+        recipe = _read_recipe(type(recipe), Path(path))
+    changes = [text for text in overrides if not text.startswith("@")]
+    return workload, recipe.override(*changes), name or next(iter(workload.recipes))
+
+
+def _read_recipe(kind: type[Recipe], path: Path) -> Recipe:
+    try:
+        values: object = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"@{path}: cannot read the recipe: {error}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"@{path}: expected key: value lines of a recipe, found {values!r}")
+    return kind.from_dict(cast("dict[str, Any]", values))
+
+
+def check_name(name: str) -> str:
+    """Returns a name that a user gave to a run or a search.
+
+    Raises:
+        UsageError: it cannot be a folder's name everywhere.
+    """
+    if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII):
+        raise UsageError(
+            f"--name: expected up to 100 letters, digits, '_', '-' and '.', found {name!r}"
+        )
+    return name
 
 
 def say(text: str) -> None:
@@ -77,14 +107,10 @@ def _new_order(options: Namespace) -> Order:
     changes = [*options.overrides, *options.flags]
     workload, recipe, recipe_name = find(options.workload, changes)
     moment = time.strftime("%Y%m%d-%H%M%S")
-    name = options.name or f"{workload.name}-{recipe_name}-{moment}"
-    if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII):
-        raise UsageError(
-            f"--name: expected up to 100 letters, digits, '_', '-' and '.', found {name!r}"
-        )
+    name = check_name(options.name or f"{workload.name}-{recipe_name}-{moment}")
     return Order(
         workload=workload,
-        spec=_spec(options.workload),
+        spec=spec_of(options.workload),
         recipe=recipe,
         folder=run_folder(options.runs, name),
         begin_from=_origin(options) if options.origin else None,
@@ -97,10 +123,13 @@ def _old_order(options: Namespace) -> Order:
     from heliostat.launch import Order
 
     seen = open_run(options.runs, options.name)
+    if is_search(seen):
+        raise UsageError(
+            f"{seen.name!r} is a search; go on with: heliostat search --resume {seen.name} "
+            f"--runs {options.runs}"
+        )
     spec, values = _started(seen)
-    home = Path.cwd().joinpath(*spec.partition(":")[0].split("."))
-    if spec not in CATALOG and seen.path.parent.resolve() in home.resolve().parents:
-        raise UsageError(f"run {seen.name!r} names code inside {options.runs}; move it elsewhere")
+    refuse_code_in(seen.path.parent, spec)
     workload, _ = load(spec, CATALOG)
     return Order(
         workload=workload,
@@ -111,6 +140,17 @@ def _old_order(options: Namespace) -> Order:
         supervised=options.supervised,
         show_progress=True,
     )
+
+
+def refuse_code_in(runs: Path, spec: str) -> None:
+    """Refuses a workload whose code lies among the runs, as a folder from elsewhere could name it.
+
+    Raises:
+        UsageError: names the folder.
+    """
+    home = Path.cwd().joinpath(*spec.partition(":")[0].split("."))
+    if spec not in CATALOG and runs.resolve() in home.resolve().parents:
+        raise UsageError(f"{spec} is code inside {runs}; move it elsewhere")
 
 
 def _origin(options: Namespace) -> tuple[RunFolder, int | None]:
@@ -212,7 +252,7 @@ def _leave_with_supervisor() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _spec(typed: str) -> str:
+def spec_of(typed: str) -> str:
     """Drops the recipe's name from what the user typed."""
     head, _, rest = typed.partition(":")
     return head if head in CATALOG else f"{head}:{rest.partition(':')[0]}"

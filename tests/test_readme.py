@@ -31,7 +31,8 @@ def test_a_command_is_understood(line: str) -> None:
     workload = getattr(options, "workload", None)
     if workload and "my_package" not in workload:
         found, recipe = load(workload, CATALOG)
-        found.recipe(recipe).override(*options.overrides)
+        changes = [text for text in options.overrides if not text.startswith("@")]
+        found.recipe(recipe).override(*changes)
 
 
 def test_make_knows_the_verbs_that_are_named() -> None:

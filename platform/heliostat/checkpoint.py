@@ -92,12 +92,12 @@ def latest(folder: Path) -> tuple[int, State] | None:
 
 
 def fork(source: Path, step: int | None, target: Path) -> Path:
-    """Copies a whole checkpoint into another run's folder, which will then begin from it.
+    """Copies a whole checkpoint into another run's folder, which will then go on from it.
 
     Args:
         source: the checkpoint folder of the run to branch off from.
         step: which checkpoint; None takes the newest whole one.
-        target: the checkpoint folder of the new run, made where missing.
+        target: the checkpoint folder of the other run, made where missing; what it held goes.
 
     Raises:
         UsageError: there is no such checkpoint; the message lists those there are.
@@ -113,7 +113,11 @@ def fork(source: Path, step: int | None, target: Path) -> Path:
     partial = target / f".partial-{step:010d}-fork"
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(found[step], partial)
-    return partial.rename(target / found[step].name)
+    path = target / found[step].name
+    shutil.rmtree(path, ignore_errors=True)
+    partial.rename(path)
+    prune(target, keep=0, newest=step)
+    return path
 
 
 def prune(folder: Path, keep: int, newest: int) -> None:

@@ -51,8 +51,13 @@ class RunFolder:
 
     @property
     def stop(self) -> Path:
-        """Exists while the run is asked to save and leave."""
+        """Exists while the run is asked to save and leave; "pruned": it is not to go on."""
         return self.path / "stop"
+
+    @property
+    def pruned(self) -> bool:
+        """Whether a search has given the run up for better ones."""
+        return self.stop.exists() and self.stop.read_text() == "pruned"
 
     @property
     def attempt(self) -> Path:

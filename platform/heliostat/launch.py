@@ -80,7 +80,7 @@ def create(order: Order) -> Outcome:
         RunFailed: the method raised, or deaths went past the retry budget.
     """
     prepare(order)
-    with _locked(order.folder), mirrored(order.folder, "launch") as exchange:
+    with locked(order.folder), mirrored(order.folder, "launch") as exchange:
         try:
             return _run(order, exchange)
         except BaseException:
@@ -161,7 +161,7 @@ def resume(order: Order) -> Outcome:
     folder = order.folder
     if folder.url:
         folder.path.mkdir(parents=True, exist_ok=True)
-    with _locked(folder), mirrored(folder, "launch") as exchange:
+    with locked(folder), mirrored(folder, "launch") as exchange:
         if folder.result.exists():
             raise UsageError(f"run {folder.name!r} has finished; see {folder.result}")
         record = json.loads(folder.record.read_text())
@@ -183,8 +183,10 @@ def _run(order: Order, exchange: Callable[[], None]) -> Outcome:
             signals.begun = True
             _supervise(order, pools, exchange, signals, display)
     except Stopped as stopped:
-        folder.events.add("stopped", reason=str(stopped))
-        logger.warning("%s; %s", stopped, _how_to_resume(folder))
+        if not folder.pruned:  # the search has said so
+            folder.events.add("stopped", reason=str(stopped))
+            if order.listen is None:  # whoever listens has asked for it
+                logger.warning("%s; %s", stopped, _how_to_resume(folder))
         return Outcome(folder.path, {}, stopped=True)
     except BaseException as error:
         kind, retry = type(error), _is_worth_another_try(error)
@@ -244,7 +246,7 @@ def _how_to_resume(folder: RunFolder) -> str:
 
 
 @contextmanager
-def _locked(folder: RunFolder) -> Generator[None]:
+def locked(folder: RunFolder) -> Generator[None]:
     """Holds the run for this process; the system lets go of the lock when the process dies."""
     with folder.lock.open("a") as file:
         try:

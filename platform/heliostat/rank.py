@@ -54,7 +54,7 @@ def _train_rank(assignment: Assignment, rank: int, world: int, device: torch.dev
     try:
         metrics = resolve(assignment.workload.train)(run)
     except BaseException:
-        tracker.finish(1)
+        tracker.finish(0 if folder.pruned else 1)
         raise
     tracker.finish(0)
     if rank == 0:

@@ -82,8 +82,10 @@ class RayPool(Pool[RoleT]):
         recipe: Recipe,
         hosts: Hosts,
         events: EventLog,
+        host_class: type[Host] = Host,
+        **options: object,
     ) -> None:
-        """Starts the host actors without waiting for them; ``ready`` does."""
+        """Starts the host actors, with Ray's further ``options``; ``ready`` waits for them."""
         layout = recipe.layout
         count = hosts.num_members
         self.name = name
@@ -93,7 +95,7 @@ class RayPool(Pool[RoleT]):
         self._host_of = [member * hosts.hosts // count for member in range(count)]
         self._hosts: list[Any] = []
         threads = str(max(1, int(hosts.cpus)))
-        actor = cast("Any", ray.remote(Host))
+        actor = cast("Any", ray.remote(host_class))
         for host in range(hosts.hosts):
             members = [
                 Member(name, index, count, recipe.seed)
@@ -106,6 +108,7 @@ class RayPool(Pool[RoleT]):
                     num_gpus=hosts.gpus,
                     max_restarts=layout.max_restarts,
                     runtime_env={"env_vars": {"OMP_NUM_THREADS": threads}},
+                    **options,
                 ).remote(name, role, recipe, members)
             )
         self.places = ["not started"] * hosts.hosts
@@ -142,20 +145,20 @@ class RayPool(Pool[RoleT]):
         positions: dict[int, list[int]] = {}
         for position, (member, _) in enumerate(calls):
             positions.setdefault(self._host_of[member], []).append(position)
-        shares: list[_Share] = []
+        shares: list[Share] = []
         for host, where in positions.items():
             members = [calls[i][0] for i in where]
             own = [calls[i][1] for i in where]
-            share = _Share(host, where, (method.__name__, members, own, named, *arguments))
+            share = Share(host, where, (method.__name__, members, own, named, *arguments))
             self._send(share)
             shares.append(share)
         return _RayPending(self, method, shares, len(calls))
 
-    def _send(self, share: _Share) -> None:
+    def _send(self, share: Share) -> None:
         share.answer = self._hosts[share.host].call.remote(*share.arguments)
 
     def collect(
-        self, share: _Share, method: Callable[..., R], deadline: _Deadline
+        self, share: Share, method: Callable[..., R], deadline: _Deadline
     ) -> list[R] | RoleFailed:
         """Waits for one host's share of a call, repeating it where the host died and it may."""
         where = f"{self.name}.{method.__name__} on host {share.host}, {self.places[share.host]}"
@@ -172,7 +175,7 @@ class RayPool(Pool[RoleT]):
                 self._await_restart(share, deadline)
                 self._send(share)
 
-    def _await_restart(self, share: _Share, deadline: _Deadline) -> bool:
+    def _await_restart(self, share: Share, deadline: _Deadline) -> bool:
         """Waits until the host answers again; False where Ray gave it up."""
         while True:
             waiting = f"host {share.host} of pool {self.name!r} to restart"
@@ -190,13 +193,13 @@ class RayPool(Pool[RoleT]):
                 self._events.add("host-started", pool=self.name, host=share.host, place=place)
             return True
 
-    def _lost(self, share: _Share, where: str, why: str, error: Exception) -> ActorLost:
+    def _lost(self, share: Share, where: str, why: str, error: Exception) -> ActorLost:
         members = share.arguments[1]
         return ActorLost(f"{where} died during a call on members {members}; {why}\n{error}")
 
 
 @dataclass(slots=True)
-class _Share:
+class Share:
     """The part of a call that one host carries."""
 
     host: int
@@ -209,7 +212,7 @@ class _Share:
 class _RayPending(Generic[R]):
     pool: RayPool[Any]
     method: Callable[..., R]
-    shares: list[_Share]
+    shares: list[Share]
     size: int
 
     def done(self) -> bool:

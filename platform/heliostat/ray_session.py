@@ -27,7 +27,9 @@ Nodes = Sequence[Mapping[str, float]]
 
 
 @contextmanager
-def ray_session(address: str | None, check: Callable[[Nodes], None]) -> Generator[str | None]:
+def ray_session(
+    address: str | None, check: Callable[[Nodes], None], *, dashboard: bool = True
+) -> Generator[str | None]:
     """Connects to Ray for the length of a run.
 
     An existing connection is used as it is. Otherwise ``address``, or the RAY_ADDRESS variable,
@@ -37,6 +39,7 @@ def ray_session(address: str | None, check: Callable[[Nodes], None]) -> Generato
     Args:
         address: a cluster's address, or None.
         check: called with the nodes, before a local Ray is started; raises to refuse them.
+        dashboard: whether a local Ray has one; Ray Train cleans up after itself only with one.
 
     Yields:
         ``host:port`` of the dashboard where this call connected, and None otherwise.
@@ -53,16 +56,16 @@ def ray_session(address: str | None, check: Callable[[Nodes], None]) -> Generato
         check([{"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}])
     folder = None if address else tempfile.mkdtemp(prefix="heliostat-")
     try:
-        dashboard = _connect(address, folder)
+        url = _connect(address, folder, dashboard)
         check(_nodes())
-        yield dashboard
+        yield url
     finally:
         ray.shutdown()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _connect(address: str | None, folder: str | None) -> str | None:
+def _connect(address: str | None, folder: str | None, dashboard: bool) -> str | None:
     settings: dict[str, Any] = {"address": address, "logging_level": logging.WARNING}
     if address is not None:  # Ray Train's cleaner else looks for any Ray on its host
         settings["runtime_env"] = {"env_vars": {"RAY_ADDRESS": address}}
@@ -73,7 +76,7 @@ def _connect(address: str | None, folder: str | None) -> str | None:
         settings |= {
             "address": "local",
             "num_cpus": os.cpu_count(),
-            "include_dashboard": True,  # Ray Train cleans up after itself only with one
+            "include_dashboard": dashboard,
             "_temp_dir": folder,
         }
     try:
