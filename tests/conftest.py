@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 TESTS = Path(__file__).parent
 sys.path.append(str(TESTS))
@@ -25,6 +26,9 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["WANDB_MODE"] = "disabled"
 os.environ["WANDB_SILENT"] = "true"
 os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+
+settings.register_profile("untimed", deadline=None)  # speed is measured in benchmarks/ alone
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
