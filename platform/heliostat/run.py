@@ -168,7 +168,13 @@ class Run(Generic[RecipeT]):
             spent = time.perf_counter() - start
             self._phases[name] = self._phases.get(name, 0.0) + spent
 
-    def report(self, step: int, metrics: Mapping[str, float], state: Callable[[], State]) -> None:
+    def report(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        state: Callable[[], State],
+        last: bool = False,
+    ) -> None:
         """Logs the step's metrics; saves ``state()`` where due or where a stop was asked for.
 
         Every rank calls it after every step, so that ``state`` may gather over ranks.
@@ -177,6 +183,7 @@ class Run(Generic[RecipeT]):
             step: steps done so far, over all phases.
             metrics: floats by name, such as ``train/loss``; rank 0's are logged.
             state: makes the tree that ``restore`` will return; called only when needed.
+            last: whether the method ends here, before the recipe's last step; saves too.
 
         Raises:
             Stopped: the state was saved and the run must end here.
@@ -190,7 +197,7 @@ class Run(Generic[RecipeT]):
             self.tracker.log({**metrics, **timed}, step)
         self._phases.clear()
         self._keep_score(metrics)
-        if stop or self.due(step):
+        if stop or last or self.due(step):
             self._save(step, state())
         self._tell(step, metrics)
         if stop:
