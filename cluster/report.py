@@ -25,6 +25,7 @@ from typing import Any, cast
 import jinja2
 from matplotlib.figure import Figure
 
+from cluster.figures import logged_figures
 from cluster.plots import DPI, plot_lines, plot_phases, plot_time_line
 from cluster.records import as_number, read_events, read_lines, read_object
 from cluster.registry import RunSummary, summarise
@@ -117,6 +118,7 @@ def write_report(folder: RunFolder) -> Path:
         pictures=pictures,
         undrawn=[plot.title for plot in plots if not _logged(plot, rows)],
         samples=list(_samples(folder.path / "tables")),
+        figures=list(logged_figures(folder.path / "figures")),
         recipe=_text(folder.recipe),
         provenance=_provenance(read_object(folder.record)),
         entries=list(_entries(events)),
