@@ -148,7 +148,7 @@ class Algorithm:
             if self._runners is None
             else rllib.env_runner.get_state(not_components="rl_module")
         )
-        buffer = rllib.local_replay_buffer if replay else None
+        buffer = rllib.local_replay_buffer if replay and rllib.offline_data is None else None
         (variables, *_) = _answers(rllib.learner_group.foreach_learner(_forgotten))
         tree = {
             "learner": learner,
