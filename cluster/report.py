@@ -16,6 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
+from cluster.figures import logged_figures
 from cluster.films import newest_films
 from cluster.pages import Draw, load_template, make_picture, save_pictures, write_file
 from cluster.plots import plot_lines, plot_phases, plot_time_line
@@ -91,6 +92,7 @@ def write_report(folder: RunFolder) -> Path:
         samples=list(_samples(folder.path / "tables")),
         films=newest_films(folder.path / "videos"),
         recipe=scrub(_text(folder.recipe)),
+        figures=list(logged_figures(folder.path / "figures")),
         provenance=_provenance(read_object(folder.record)),
         entries=list(_entries(events)),
     )

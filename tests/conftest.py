@@ -29,6 +29,9 @@ os.environ["WANDB_MODE"] = "disabled"
 os.environ["WANDB_SILENT"] = "true"
 os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
 
+settings.register_profile("untimed", deadline=None)  # speed is measured in benchmarks/ alone
+settings.load_profile("untimed")
+
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
@@ -28,6 +29,7 @@ class Numbers(Recipe):
     budgets: tuple[int, ...] = (1, 2)
     data_file: str = ""
     penalties: Penalties = Penalties()
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.norm == "sequence" and self.lr > 0.5:
@@ -77,6 +79,46 @@ def test_an_override_is_read_by_its_fields_type() -> None:
     assert changed.data_file == "7"
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.2", 0.2),
+        ("1e-4", 1e-4),
+        ("7", 7),
+        ("true", True),
+        ("null", None),
+        ("relu", "relu"),
+        ("[64, 0.5]", [64, 0.5]),
+        ("{a: 1}", {"a": 1}),
+        ("2026-01-01", "2026-01-01"),
+        ("", None),
+        ("[", "["),
+    ],
+)
+def test_an_entry_of_a_mapping_is_read_as_yaml(text: str, value: object) -> None:
+    changed = Numbers(steps=1).override(f"extra.clip={text}")
+    assert changed.extra == {"clip": value}
+    assert Numbers.from_dict(yaml.safe_load(changed.to_yaml())) == changed
+
+
+def test_entries_of_a_mapping_add_to_those_that_are_there() -> None:
+    recipe = Numbers(steps=1, extra={"a": 1, "buffer": {"size": 5}})
+    changed = recipe.override("extra.a=2", "extra.buffer.alpha=0.5", "extra.new.deep.b=3")
+    assert changed.extra == {
+        "a": 2,
+        "buffer": {"size": 5, "alpha": 0.5},
+        "new": {"deep": {"b": 3}},
+    }
+    assert recipe.extra == {"a": 1, "buffer": {"size": 5}}
+    assert recipe.override("extra={c: 1}").extra == {"c": 1}
+    assert changed.fingerprint() != recipe.fingerprint()
+
+
+def test_what_a_recipe_knows() -> None:
+    assert all(map(Numbers.knows, [*Numbers.keys(), "extra.any", "extra.any.deeper"]))
+    assert not any(map(Numbers.knows, ["extras", "lr.any", "penalties.any", "layout"]))
+
+
 def test_a_layout_preset_can_be_chosen_and_changed_in_one_command() -> None:
     changed = Numbers(steps=1).override("layout=laptop", "layout.learners=2")
     assert changed.layout == replace(Layout.laptop(), learners=2)
@@ -99,12 +141,19 @@ def test_a_layout_preset_can_be_chosen_and_changed_in_one_command() -> None:
         ("lr=nan", "lr: "),
         ("norm=word", "norm: .*'token' or 'sequence', found 'word'"),
         ("penalties.overlong=perhaps", "penalties.overlong: .*boolean"),
+        ("extra=3", "extra: .*dictionary.*found '3'"),
+        ("extra.a=.nan", r"extra\.a: expected a finite number, found nan"),
         ("layout.environment.hosts=-2", "layout.environment.hosts: .*found '-2'"),
     ],
 )
 def test_a_bad_override_is_refused_with_the_remedy(assignment: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Numbers(steps=1).override(assignment)
+
+
+def test_an_entry_below_a_scalar_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"extra\.a\.b: 'a' is 1, which has no entries"):
+        Numbers(steps=1, extra={"a": 1}).override("extra.a.b=2")
 
 
 def test_a_combination_that_a_method_forbids_is_refused_in_its_own_words() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from PIL import Image
 
 from cluster.plots import SMOOTH_ABOVE, plot_lines, plot_phases, plot_time_line, smooth, spread
@@ -193,6 +194,25 @@ def test_pictures_are_whole_in_both_schemes_and_lie_beside_the_page(tmp_path):
     assert [corner > 128 for corner in corners] == [False, True] * 3  # source, then img
     files = sorted(path.name for path in (folder.path / "plots").iterdir())
     assert files == ["accuracy.png", "progress-by-the-clock.png", "time-of-a-step-by-phase.png"]
+
+
+def test_the_newest_of_each_logged_figure_is_shown(tmp_path):
+    folder = make_run(tmp_path)
+    tracker = JsonlTracker(folder.path)
+    for step, color in ((9, "red"), (10, "blue")):
+        tracker.log_figure("episode", Figure(figsize=(1, 1), facecolor=color), step)
+    tracker.log_figure("maps/one", Figure(figsize=(1, 1)), 3)
+    figures = folder.path / "figures"
+    (figures / "script-7.png").write_text("<script>alert(1)</script>")
+    (figures / "linked-8.png").symlink_to(figures / "episode-9.png")
+    (figures / "<b>bold-5.png").write_bytes((figures / "episode-9.png").read_bytes())
+    page = Page(write_report(folder))
+    shown = [value for name, value in page.attributes if name == "alt" and "after" in value]
+    expected = ["<b>bold after step 5", "episode after step 10", "maps/one after step 3"]
+    assert shown == expected
+    blue = Image.open(io.BytesIO(base64.b64decode(page.sources()[-2].partition(",")[2])))
+    assert blue.convert("RGB").getpixel((0, 0)) == (0, 0, 255)
+    assert "b" not in page.tags
 
 
 def test_samples_are_split_by_right_and_the_newest_come_first(tmp_path):

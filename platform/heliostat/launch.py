@@ -301,7 +301,8 @@ def _signals(folder: RunFolder) -> Generator[_Signals]:
 def _pools(order: Order) -> Generator[Mapping[str, Pool[Any]]]:
     """Connects to Ray where the layout needs it and starts its host actors; ends both."""
     layout = order.recipe.layout
-    if not layout.uses_ray:
+    own = order.workload.brings_actors
+    if not layout.uses_ray and not own:
         yield order.shared
         return
     from heliostat.ray_session import check_layout, ray_session
@@ -315,7 +316,7 @@ def _pools(order: Order) -> Generator[Mapping[str, Pool[Any]]]:
         pools: dict[str, RayPool[Any]] = {}
         try:
             for name, asked in hosts.items():
-                if asked.hosts:
+                if asked.hosts and not own:
                     role, events = resolve(order.workload.roles[name]), order.folder.events
                     pools[name] = RayPool(name, role, order.recipe, asked, events)
             for pool in pools.values():
@@ -333,8 +334,9 @@ def _train(order: Order, pools: Mapping[str, Pool[Any]], exchange: Callable[[], 
     finds a newer number at its next report and leaves without writing.
     """
     layout, folder = order.recipe.layout, order.folder
-    train = _train_on_ray if layout.learners else _train_here
-    listen = None if layout.learners else order.listen  # Ray Train's ranks are told by no one
+    ranks = layout.learners > 0 and not order.workload.brings_actors
+    train = _train_on_ray if ranks else _train_here
+    listen = None if ranks else order.listen  # Ray Train's ranks are told by no one
     first = int(folder.attempt.read_text()) + 1 if folder.attempt.exists() else 1
     for death in range(layout.max_restarts + 1):
         assignment = Assignment(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self, cast, get_type_hints
+from datetime import date
+from typing import Annotated, Any, Literal, Self, cast, get_origin, get_type_hints
 
 import yaml
 from annotated_types import Ge
@@ -275,10 +277,10 @@ class Recipe:
         """
         known = cls.keys()
         for key, _ in _leaves(values):
-            if key not in known and not any(name.startswith(key + ".") for name in known):
+            if not cls.knows(key) and not any(name.startswith(key + ".") for name in known):
                 raise UsageError(nearest(key, known))
         try:
-            recipe = TypeAdapter(cls).validate_python(dict(values))
+            recipe = cast("Self", _adapter(cls).validate_python(dict(values)))
         except ValidationError as error:
             raise UsageError("\n".join(_explain(item) for item in error.errors())) from None
         for key, value in _leaves(recipe.to_dict()):
@@ -288,13 +290,22 @@ class Recipe:
 
     @classmethod
     def keys(cls) -> list[str]:
-        """Returns every key that ``override`` accepts, dotted, in the order of definition."""
-        return list(_field_keys(cls))
+        """Returns every key that ``override`` accepts, dotted, in order, but those in mappings."""
+        return list(_types(cls))
+
+    @classmethod
+    def knows(cls, key: str) -> bool:
+        """Whether a dotted key names a field, or an entry of a field that holds a mapping."""
+        types = _types(cls)
+        parts = key.split(".")
+        parents = (".".join(parts[:count]) for count in range(1, len(parts)))
+        return key in types or any(get_origin(types.get(name)) is Mapping for name in parents)
 
     def override(self, *assignments: str) -> Self:
         """Returns a copy with ``key=value`` assignments applied, each parsed by its field's type.
 
-        ``layout=NAME`` takes a preset: in_process, laptop, one_gpu or cluster.
+        ``layout=NAME`` takes a preset: in_process, laptop, one_gpu or cluster. An entry of a
+        mapping has no type of its own: its text is read as YAML.
 
         Raises:
             UsageError: as ``from_dict``, and for an assignment without ``=``.
@@ -307,13 +318,10 @@ class Recipe:
             key, equals, text = assignment.partition("=")
             if not equals:
                 raise UsageError(f"expected key=value, found {assignment!r}; write it as key=value")
-            if key not in self.keys() and key != "layout":
+            if not self.knows(key) and key != "layout":
                 raise UsageError(nearest(key, self.keys()))
-            *parents, leaf = key.split(".")
-            target = values
-            for parent in parents:
-                target = target[parent]
-            target[leaf] = _preset(text) if key == "layout" else _plain(text)
+            typed = key in self.keys()
+            _put(values, key, _preset(text) if key == "layout" else _plain(text, typed))
         return type(self).from_dict(values)
 
     def fingerprint(self) -> str:
@@ -327,14 +335,34 @@ class Recipe:
         return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
 
-def _plain(text: str) -> object:
-    """Reads the text of an override: YAML for lists and null, the text itself for the rest."""
-    if text == "null" or text.startswith(("[", "{")):
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError:
-            return text  # a text field may begin so; any other refuses it by its type
-    return text
+def _put(values: dict[str, Any], key: str, value: object) -> None:
+    """Sets a dotted key, making the mappings on its way."""
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        inner: object = values.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise UsageError(f"{key}: {parent!r} is {inner!r}, which has no entries")
+        values = cast("dict[str, Any]", inner)
+    values[leaf] = value
+
+
+def _plain(text: str, typed: bool) -> object:
+    """Reads the text of an override: as YAML, where no field's type will read it.
+
+    Where one will (``typed``), only lists, mappings and null are YAML.
+    """
+    if typed and text != "null" and not text.startswith(("[", "{")):
+        return text
+    try:
+        found: object = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text  # a text field may begin so; any other refuses it by its type
+    if typed or not isinstance(found, str | date):
+        return found
+    try:
+        return float(text)  # YAML takes 1e-4 for a text
+    except ValueError:
+        return text
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -343,14 +371,26 @@ def _preset(name: str) -> dict[str, Any]:
     return dataclasses.asdict(_PRESETS[name]())
 
 
-def _field_keys(cls: type, prefix: str = "") -> Iterable[str]:
+@functools.cache
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
+@functools.cache
+def _types(cls: type) -> Mapping[str, object]:
+    """Returns dotted key -> type, in the order of definition."""
+    return dict(_fields(cls))
+
+
+def _fields(cls: type, prefix: str = "") -> Iterable[tuple[str, object]]:
+    """Yields dotted keys with their types."""
     types = get_type_hints(cls)
     for item in dataclasses.fields(cls):
         nested = types[item.name]
         if dataclasses.is_dataclass(nested):
-            yield from _field_keys(cast("type", nested), f"{prefix}{item.name}.")
+            yield from _fields(cast("type", nested), f"{prefix}{item.name}.")
         else:
-            yield prefix + item.name
+            yield prefix + item.name, nested
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, object]]:

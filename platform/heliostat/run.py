@@ -175,7 +175,13 @@ class Run(Generic[RecipeT]):
         """
         self._counts[name] = self._counts.get(name, 0.0) + self.sum(amount)
 
-    def report(self, step: int, metrics: Mapping[str, float], state: Callable[[], State]) -> None:
+    def report(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        state: Callable[[], State],
+        last: bool = False,
+    ) -> None:
         """Logs the step's metrics; saves ``state()`` where due or where a stop was asked for.
 
         Every rank calls it after every step, so that ``state`` may gather over ranks.
@@ -184,6 +190,7 @@ class Run(Generic[RecipeT]):
             step: steps done so far, over all phases.
             metrics: floats by name, such as ``train/loss``; rank 0's are logged.
             state: makes the tree that ``restore`` will return; called only when needed.
+            last: whether the method ends here, before the recipe's last step; saves too.
 
         Raises:
             Stopped: the state was saved and the run must end here.
@@ -200,7 +207,7 @@ class Run(Generic[RecipeT]):
         self._phases.clear()
         self._counts.clear()
         self._keep_score(metrics)
-        if stop or self.due(step):
+        if stop or last or self.due(step):
             self._save(step, state())
         self._tell(step, metrics)
         if stop:

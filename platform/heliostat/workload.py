@@ -44,6 +44,9 @@ class Workload:
     """Import path of ``train(run) -> final metrics``."""
     roles: Mapping[str, str] = field(default_factory=dict[str, str])
     """Pool name -> import path of its role class."""
+    brings_actors: bool = False
+    """``train`` runs in the launching process and makes its own Ray actors, as many learners and
+    environment hosts as the layout says: launching connects to Ray and checks that they fit."""
     spaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Search space name -> recipe key -> distribution, such as ``loguniform(1e-5, 1e-3)``."""
     score: str | None = None
@@ -66,9 +69,13 @@ class Workload:
 def pool_hosts(workload: Workload, layout: Layout) -> dict[str, Hosts]:
     """Returns pool name -> its host actors, by the family of its role; imports the roles.
 
+    What a workload starts by itself counts as one pool, ``environment``.
+
     Raises:
         UsageError: an import path leads nowhere, or a role's family is unknown.
     """
+    if workload.brings_actors:
+        return {"environment": layout.environment}
     return {name: layout.hosts_of(resolve(path).family) for name, path in workload.roles.items()}
 
 

@@ -101,7 +101,7 @@ def _check_recipes(workload: Workload, recipe: Recipe) -> None:
             "a default is out of its range, YAML has no type for it, or __post_init__ changes it",
         )
     keys = {key for space in workload.spaces.values() for key in space}
-    odd = sorted(keys - set(default.keys()))
+    odd = sorted(key for key in keys if not default.knows(key))
     demand(
         f"spaces name {odd}" if odd else None,
         "search spaces range over keys of the recipe",

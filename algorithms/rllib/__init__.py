@@ -1,0 +1,1 @@
+"""RLlib's algorithms as workloads like any other."""
