@@ -20,9 +20,10 @@ import numpy as np
 import ray
 
 from heliostat.events import EventLog
+from heliostat.layout import Family, Hosts, Layout
 from heliostat.pool import Member, idempotent
 from heliostat.ray_pool import RayPool
-from heliostat.recipe import Family, Hosts, Layout, Recipe
+from heliostat.recipe import Recipe
 from heliostat.weights import Weights
 
 MEGABYTES = 100

@@ -22,7 +22,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from heliostat.errors import UsageError
-from heliostat.recipe import Demand, Layout, Recipe, Tracking, demands
+from heliostat.layout import Demand, Layout, demands
+from heliostat.recipe import Recipe, Tracking
 from heliostat.wandb_view import wandb_mode
 from heliostat.workload import Workload, pool_hosts, resolve
 

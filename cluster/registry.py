@@ -19,9 +19,8 @@ from cluster.records import (
     read_lines,
     read_object,
 )
-from heliostat.errors import UsageError
+from heliostat.errors import UsageError, nearest
 from heliostat.folder import ALIVE_S, RunFolder
-from heliostat.recipe import nearest
 
 Status = Literal["finished", "queued", "running", "stopped", "failed", "pruned", "interrupted"]
 

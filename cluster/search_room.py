@@ -12,8 +12,8 @@ import ray
 
 from cluster.search_plan import Search
 from heliostat.errors import UsageError
+from heliostat.layout import Hosts, Layout
 from heliostat.ray_session import Nodes, check_layout
-from heliostat.recipe import Hosts, Layout
 from heliostat.workload import pool_hosts
 
 Bundle = dict[str, float]

@@ -23,9 +23,10 @@ import ray
 
 from heliostat.errors import RoleFailed
 from heliostat.events import EventLog
+from heliostat.layout import Hosts
 from heliostat.pool import Member, role_failed
 from heliostat.ray_pool import Host, RayPool, Share
-from heliostat.recipe import Hosts, Recipe
+from heliostat.recipe import Recipe
 from heliostat.workload import Workload, pool_hosts, resolve
 
 RoleT = TypeVar("RoleT")

@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 import yaml
 
-from heliostat.errors import UsageError
-from heliostat.recipe import Recipe, nearest
+from heliostat.errors import UsageError, nearest
+from heliostat.recipe import Recipe
 from heliostat.seeding import numpy_generator
 from heliostat.workload import Workload
 

@@ -21,8 +21,8 @@ import yaml
 from cluster.places import open_run, run_folder
 from heliostat.errors import HeliostatError
 from heliostat.folder import RunFolder
+from heliostat.layout import Job
 from heliostat.mirror import Mirror
-from heliostat.recipe import Job
 
 Verdict = Literal["finished", "stopped", "refused", "failed", "died", "late", "stuck"]
 AGAIN = ("died", "late", "stuck")

@@ -19,7 +19,7 @@ from toy_package.workload import WORKLOAD
 from heliostat import launch
 from heliostat.folder import RunFolder
 from heliostat.launch import Order
-from heliostat.recipe import Layout
+from heliostat.layout import Layout
 from heliostat.tracker import read_metrics
 
 LAYOUT = Layout(learners=2, min_learners=1, resize_every_s=3, start_deadline_s=120)

@@ -10,8 +10,8 @@ import torch
 from torch import distributed, nn
 
 from heliostat import checkpoint
+from heliostat.layout import Layout
 from heliostat.learner import Learner, full_state
-from heliostat.recipe import Layout
 
 STEPS, BATCH, SWITCH = 6, 8, 3
 

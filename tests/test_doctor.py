@@ -12,7 +12,8 @@ import pytest
 
 from cluster.doctor import Finding, examine, format_findings
 from heliostat.errors import UsageError
-from heliostat.recipe import Layout, Recipe
+from heliostat.layout import Layout
+from heliostat.recipe import Recipe
 from heliostat.workload import Workload
 
 KEY = "0123456789abcdef0123456789abcdef01234567"

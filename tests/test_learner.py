@@ -10,7 +10,7 @@ import learner_ranks
 import pytest
 import torch
 
-from heliostat.recipe import Layout
+from heliostat.layout import Layout
 
 
 def test_a_checkpoint_in_the_middle_changes_no_bit(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from heliostat import launch
 from heliostat.errors import UsageError
 from heliostat.folder import RunFolder
 from heliostat.launch import Order
+from heliostat.layout import Layout
 from heliostat.mirror import Mirror, is_url, mirrored
-from heliostat.recipe import Layout
 from heliostat.tracker import read_metrics
 
 

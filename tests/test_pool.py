@@ -14,8 +14,9 @@ import pytest
 
 from heliostat.errors import ActorLost, DeadlineExceeded, RoleFailed
 from heliostat.events import EventLog
+from heliostat.layout import Hosts, Layout
 from heliostat.pool import LocalPool, Member, Pool, idempotent
-from heliostat.recipe import Hosts, Layout, Recipe
+from heliostat.recipe import Recipe
 from heliostat.weights import Weights
 
 RECIPE = Recipe(steps=1, seed=3, layout=Layout(call_deadline_s=60, max_restarts=2))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from heliostat.errors import UsageError
+from heliostat.layout import Hosts, Layout
 from heliostat.ray_session import check_layout
-from heliostat.recipe import Hosts, Layout
 
 POOLS = {"samplers": Hosts(hosts=2, cpus=2), "judges": Hosts(hosts=1, cpus=0), "rows": Hosts()}
 

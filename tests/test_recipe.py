@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heliostat.errors import UsageError
-from heliostat.recipe import Demand, Hosts, Layout, Recipe, demands
+from heliostat.layout import Demand, Hosts, Layout, demands
+from heliostat.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,7 +45,7 @@ from heliostat import checkpoint, launch
 from heliostat.errors import UsageError
 from heliostat.folder import RunFolder
 from heliostat.launch import Order
-from heliostat.recipe import Hosts, Layout
+from heliostat.layout import Hosts, Layout
 
 SPEC = "toy_package.workload:WORKLOAD"
 POOLS = Layout(

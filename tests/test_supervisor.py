@@ -12,7 +12,7 @@ import pytest
 
 from cluster.supervisor import supervise
 from heliostat.folder import RunFolder
-from heliostat.recipe import Job
+from heliostat.layout import Job
 
 LIMITS = Job(max_restarts=2, first_pause_s=0.0, start_deadline_s=30, progress_deadline_s=30)
 PRELUDE = """

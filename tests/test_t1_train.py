@@ -19,7 +19,7 @@ from heliostat import checkpoint, launch
 from heliostat.actors.data import Stream
 from heliostat.folder import RunFolder
 from heliostat.launch import Order, Outcome
-from heliostat.recipe import Hosts, Layout
+from heliostat.layout import Hosts, Layout
 from heliostat.run import Assignment, Run
 from heliostat.tracker import JsonlTracker, read_metrics
 from heliostat.weights import Weights

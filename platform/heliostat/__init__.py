@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from heliostat.recipe import Hosts, Layout, Recipe
+from heliostat.layout import Hosts, Layout
+from heliostat.recipe import Recipe
 from heliostat.workload import Plot, Workload
 
 if TYPE_CHECKING:

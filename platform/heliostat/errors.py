@@ -1,5 +1,7 @@
 """The exceptions of the platform: each also inherits a standard type and survives pickling."""
 
+import difflib
+
 
 class HeliostatError(Exception):
     """Root of every error that the platform raises on purpose."""
@@ -35,3 +37,16 @@ class CheckpointCorrupt(HeliostatError, OSError):
 
 class Stopped(HeliostatError):
     """Raised inside ``train`` after a stop was asked for and the state was saved."""
+
+
+def nearest(name: str, known: list[str], what: str = "key") -> str:
+    """Returns a message that refuses ``name`` and offers the nearest of the ``known`` ones."""
+
+    def likeness(key: str) -> float:
+        pairs = ((name, key), (name.rpartition(".")[2], key.rpartition(".")[2]))
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+    best = max(known, key=likeness, default=None)
+    if best is None or likeness(best) < 0.6:
+        return f"unknown {what} {name!r}; expected one of: {', '.join(known)}"
+    return f"unknown {what} {name!r}; did you mean {best!r}?"

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from heliostat.recipe import Layout
+from heliostat.layout import Layout
 from heliostat.weights import Weights
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

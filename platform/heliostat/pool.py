@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from heliostat.errors import RoleFailed
-from heliostat.recipe import Family, Recipe
+from heliostat.layout import Family
+from heliostat.recipe import Recipe
 from heliostat.seeding import derive
 
 P = ParamSpec("P")

@@ -22,8 +22,9 @@ from ray.exceptions import (
 
 from heliostat.errors import ActorLost, DeadlineExceeded, RoleFailed
 from heliostat.events import EventLog
+from heliostat.layout import Hosts, Layout
 from heliostat.pool import Member, Pending, Pool, is_idempotent, role_failed
-from heliostat.recipe import Hosts, Layout, Recipe
+from heliostat.recipe import Recipe
 from heliostat.weights import Weights
 
 R = TypeVar("R")

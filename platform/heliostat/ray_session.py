@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from heliostat.errors import RunFailed, UsageError
-from heliostat.recipe import Hosts, Layout, demands
+from heliostat.layout import Hosts, Layout, demands
 
 if "ray" not in sys.modules:
     # Ray reads this once, when it is imported; without it an explicit address never sends a token.

@@ -20,8 +20,8 @@ from ray.exceptions import RayActorError
 from ray.train.torch import TorchTrainer, get_device
 
 from heliostat.errors import ActorLost, MethodFailed, RunFailed, Stopped
+from heliostat.layout import Layout
 from heliostat.rank import Death, train_rank
-from heliostat.recipe import Layout
 from heliostat.run import Assignment
 
 _POLL_S = "0.5"

@@ -25,8 +25,8 @@ import torch
 from ray.exceptions import ObjectLostError, RayActorError
 
 from heliostat.errors import ActorLost, DeadlineExceeded
+from heliostat.layout import Layout
 from heliostat.plain import to_live, to_plain
-from heliostat.recipe import Layout
 from heliostat.rllib_episodes import Episode, Player
 from heliostat.seeding import derive
 

@@ -20,8 +20,8 @@ from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
 from ray.rllib.utils.from_config import NotProvided
 from ray.tune.registry import register_env  # pyright: ignore[reportUnknownVariableType]
 
-from heliostat.errors import UsageError
-from heliostat.recipe import Layout, nearest
+from heliostat.errors import UsageError, nearest
+from heliostat.layout import Layout
 from heliostat.workload import resolve
 
 assert ray_session  # imported first: it sets Ray's token mode, which Ray reads when imported

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heliostat.errors import UsageError
-from heliostat.recipe import Hosts, Layout, Recipe, nearest
+from heliostat.errors import UsageError, nearest
+from heliostat.layout import Hosts, Layout
+from heliostat.recipe import Recipe
 
 OWN_PACKAGES = ("heliostat", "algorithms", "envs", "cluster")
 """Top-level packages of this project, which a user's folder must not shadow."""

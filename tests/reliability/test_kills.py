@@ -19,7 +19,7 @@ from heliostat import launch
 from heliostat.errors import RunFailed
 from heliostat.folder import RunFolder
 from heliostat.launch import Order, Outcome
-from heliostat.recipe import Hosts, Layout
+from heliostat.layout import Hosts, Layout
 from heliostat.tracker import read_metrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -24,7 +24,7 @@ from cluster.spaces import assignments
 from heliostat import launch
 from heliostat.folder import RunFolder
 from heliostat.launch import Order
-from heliostat.recipe import Hosts, Layout
+from heliostat.layout import Hosts, Layout
 from heliostat.tracker import read_metrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -20,7 +20,7 @@ from heliostat import launch
 from heliostat.errors import DeadlineExceeded, RunFailed, UsageError
 from heliostat.folder import RunFolder
 from heliostat.launch import Order
-from heliostat.recipe import Hosts, Layout
+from heliostat.layout import Hosts, Layout
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 SPEC = "toy_package.workload:WORKLOAD"

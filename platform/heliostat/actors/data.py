@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
+from heliostat.layout import Family
 from heliostat.pool import Member, Pending, Pool, idempotent
-from heliostat.recipe import Family
 from heliostat.seeding import numpy_generator
 
 Row = TypeVar("Row")

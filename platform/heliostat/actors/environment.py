@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkab
 
 import numpy as np
 
+from heliostat.layout import Family
 from heliostat.pool import idempotent
-from heliostat.recipe import Family
 from heliostat.seeding import torch_generator
 from heliostat.weights import Weights
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from heliostat.actors.environment import Environment, Episodes, Job, Policy, play
+from heliostat.layout import Family
 from heliostat.pool import idempotent
-from heliostat.recipe import Family
 from heliostat.weights import Weights
 
 Scorer = Callable[[Episodes], Mapping[str, float]]

@@ -12,7 +12,8 @@ from heliostat import launch
 from heliostat.errors import UsageError
 from heliostat.folder import RunFolder
 from heliostat.launch import Order, Outcome
-from heliostat.recipe import Layout, Recipe
+from heliostat.layout import Layout
+from heliostat.recipe import Recipe
 from heliostat.testing.difference import difference
 from heliostat.testing.law import ContractBroken, demand
 from heliostat.tracker import read_metrics
