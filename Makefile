@@ -37,6 +37,7 @@ demo: setup  ## train a reasoning policy on a local Ray, three seeds, and write 
 bench: setup
 	$(BIN)/python -m benchmarks.pool
 	$(BIN)/python -m benchmarks.search
+	$(BIN)/python -m benchmarks.rllib
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -69,7 +69,7 @@ def find(spec: str, overrides: Sequence[str]) -> tuple[Workload, Recipe, str]:
     for path in (text[1:] for text in overrides if text.startswith("@")):
         recipe = _read_recipe(type(recipe), Path(path))
     changes = [text for text in overrides if not text.startswith("@")]
-    return workload, recipe.override(*changes), name or next(iter(workload.recipes))
+    return workload, recipe.override(*changes).located(), name or next(iter(workload.recipes))
 
 
 def _read_recipe(kind: type[Recipe], path: Path) -> Recipe:

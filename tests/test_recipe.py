@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -12,6 +13,7 @@ from annotated_types import Gt, Le
 from hypothesis import given
 from hypothesis import strategies as st
 
+from algorithms.t1.workload import T1Recipe
 from heliostat.errors import UsageError
 from heliostat.layout import Demand, Hosts, Layout, demands
 from heliostat.recipe import Recipe
@@ -193,3 +195,13 @@ def test_an_unknown_family_is_refused_with_the_nearest() -> None:
     assert Layout(data=Hosts(hosts=3)).hosts_of("data").hosts == 3
     with pytest.raises(UsageError, match=r"unknown role family 'enviroment'.*'environment'"):
         Layout().hosts_of("enviroment")
+
+
+def test_files_are_named_absolutely_so_that_a_run_resumes_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").touch()
+    recipe = T1Recipe(steps=1, questions="mine.jsonl", model="none")
+    assert recipe.located().questions == str(tmp_path / "mine.jsonl")
+    assert recipe.located().model == "none"  # refused later, as the user wrote it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -38,6 +38,8 @@ class RllibRecipe(Recipe):
     """Copies of the environment that step together, over all runners."""
     normalise: bool = False
     """Whether observations are brought to mean 0 and deviation 1 by running statistics."""
+    paths: ClassVar[tuple[str, ...]] = ("data",)
+
     data: str = ""
     """Folder of Parquet files for the offline algorithms, one row a step: ``eps_id``, ``obs``,
     ``actions``, ``rewards``, ``new_obs``, ``terminateds``, ``truncateds``. Read into memory."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -15,6 +15,8 @@ from heliostat.errors import UsageError
 @dataclass(frozen=True, kw_only=True, slots=True)
 class T1Recipe(Recipe):
     """Numbers of T1 (arXiv 2501.11651); ``steps`` counts updates of reinforcement learning."""
+
+    paths: ClassVar[tuple[str, ...]] = ("questions", "model")
 
     questions: str = ""
     """JSONL file of ``question``, ``answer`` and, for SFT, ``solution``; empty plays countdown."""

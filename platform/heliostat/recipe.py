@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Annotated, Any, Literal, Self, cast, get_origin, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_origin, get_type_hints
 
 import yaml
 from annotated_types import Ge
@@ -71,6 +72,15 @@ class Recipe:
     def total_steps(self) -> int:
         """Steps over all phases of the run, for progress and time left."""
         return self.steps
+
+    paths: ClassVar[tuple[str, ...]] = ()
+    """Fields that name files or folders of the user's."""
+
+    def located(self) -> Self:
+        """Returns a copy whose ``paths`` are absolute: a job or a resumed run starts elsewhere."""
+        found = {name: Path(text) for name in self.paths if (text := getattr(self, name))}
+        absolute = {name: str(path.resolve()) for name, path in found.items() if path.exists()}
+        return dataclasses.replace(self, **absolute)
 
     def check(self) -> None:
         """Refuses what only the machine can tell, such as a missing file, before a run starts.
