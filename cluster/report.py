@@ -16,8 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
-from cluster.figures import logged_figures
-from cluster.films import newest_films
+from cluster.media import newest_media
 from cluster.pages import Draw, load_template, make_picture, save_pictures, write_file
 from cluster.plots import plot_lines, plot_phases, plot_time_line
 from cluster.records import as_number, read_events, read_lines, read_object
@@ -90,9 +89,9 @@ def write_report(folder: RunFolder) -> Path:
         pictures=pictures,
         undrawn=[plot.title for plot in plots if not _logged(plot, rows)],
         samples=list(_samples(folder.path / "tables")),
-        films=newest_films(folder.path / "videos"),
+        films=list(newest_media(folder.path / "videos", "gif")),
         recipe=scrub(_text(folder.recipe)),
-        figures=list(logged_figures(folder.path / "figures")),
+        figures=list(newest_media(folder.path / "figures", "png")),
         provenance=_provenance(read_object(folder.record)),
         entries=list(_entries(events)),
     )
