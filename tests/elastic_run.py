@@ -5,7 +5,6 @@ Started by a test as a process of its own, since a process belongs to one Ray.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from heliostat.launch import Order
 from heliostat.layout import Layout
 from heliostat.tracker import read_metrics
 
-LAYOUT = Layout(learners=2, min_learners=1, resize_every_s=3, start_deadline_s=120)
+LAYOUT = Layout(learners=2, min_learners=1, resize_every_s=3, start_deadline_s=60)
 HEALTH = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 
 
@@ -34,7 +33,7 @@ def main(folder: RunFolder) -> None:
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
     ray.init(address=cluster.address, log_to_driver=False)
     recipe = replace(
-        WORKLOAD.recipe(), steps=int(sys.argv[2]), checkpoint_every=5, pause_s=0.1, layout=LAYOUT
+        WORKLOAD.recipe(), steps=int(sys.argv[2]), checkpoint_every=5, pause_s=0.3, layout=LAYOUT
     )
     spec = "toy_package.workload:WORKLOAD"
     order = Order(workload=WORKLOAD, spec=spec, recipe=recipe, folder=folder)
@@ -57,9 +56,6 @@ def main(folder: RunFolder) -> None:
     cluster.add_node(num_cpus=1)
     wait_for(world=2)
     run.join()
-    worlds = [event["world"] for event in folder.events.read() if "world" in event]
-    sys.stdout.write(json.dumps({"worlds": worlds, **json.loads(folder.result.read_text())}))
-    sys.stdout.flush()
     ray.shutdown()
     cluster.shutdown()
 

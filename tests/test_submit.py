@@ -204,6 +204,14 @@ def test_no_secret_travels_with_a_submission(terminal, monkeypatch, jobs_address
     assert terminal.submit("secret", "steps=2", "--follow") == 0
     told = Cluster(jobs_address)._request("GET", "/api/jobs/secret")
     assert told["runtime_env"]["env_vars"]["WANDB_PROJECT"] == "tides"
+    record = json.loads(terminal.folder("secret").record.read_text())
+    assert told["metadata"] == {
+        "run": "secret",
+        "workload": TOY,
+        "recipe": record["fingerprint"],
+        "code": record["code"],
+        "wandb_run_id": record["id"],
+    }
     text = json.dumps(told) + "".join(
         path.read_text(errors="replace")
         for path in terminal.folder("secret").path.glob("*")
