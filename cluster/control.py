@@ -14,10 +14,11 @@ from typing import Any, cast
 
 import yaml
 
+from cluster.jobs import Job
 from cluster.places import open_run, run_folder
 from cluster.records import as_count, as_number, as_text, read_events, read_object
-from cluster.registry import RunSummary, summarise
-from cluster.submit import Submission, find_submission
+from cluster.registry import RunSummary, is_locked, summarise
+from cluster.submit import find_submission
 from heliostat.errors import RunFailed, UsageError
 from heliostat.folder import RunFolder
 from heliostat.launch import forget
@@ -34,28 +35,37 @@ def status(place: str, name: str) -> dict[str, Any]:
     summary = summarise(folder)
     events = read_events(folder)
     submission = find_submission(folder)
-    job, logged = submission.job() if submission else None, folder.log.exists()
+    known, logged = True, folder.log.exists()
+    try:
+        job = submission.job() if submission else None
+    except UsageError:
+        job, known = None, False
     return {
         "run": name,
         "workload": summary.workload,
-        "status": _settled(summary, submission, ended=job is None or job.ended),
+        "status": _settled(summary, job, gone=submission is not None and known and job is None),
         "step": summary.step,
         "total_steps": summary.method.total_steps,
         "score": {summary.method.score or "score": summary.score},
         "restarts": summary.restarts,
         "address": submission.cluster.address if submission else None,
-        "job": job.state if job else None,
+        "job": (job.state if job else None) if known else "unknown",
         "job_message": job.message if job and job.state == "FAILED" and not logged else None,
         "wandb_run_id": as_text(read_object(folder.record).get("id")),
         "last_event": events[-1] if events else None,
     }
 
 
-def _settled(summary: RunSummary, submission: Submission | None, *, ended: bool) -> str:
-    """Corrects what the folder says by what became of the job."""
-    if submission and ended and summary.status in GOING_ON:
+def _settled(summary: RunSummary, job: Job | None, *, gone: bool) -> str:
+    """Corrects what the folder says by what became of the job.
+
+    A sign of life counts for more than a cluster that does not know the job.
+    """
+    ended = job is not None and job.ended
+    if (summary.status == "running" and ended) or (summary.status == "queued" and (ended or gone)):
         return "interrupted"
-    return summary.status
+    between = summary.status in ("failed", "interrupted") and job is not None and not ended
+    return "running" if between else summary.status  # its supervisor will try again
 
 
 def stop(place: str, name: str, deadline_s: float) -> str:
@@ -74,7 +84,8 @@ def stop(place: str, name: str, deadline_s: float) -> str:
     """
     folder = open_run(place, name)
     before = status(place, name)
-    if before["status"] not in GOING_ON:
+    at_work = before["status"] in GOING_ON or before["job"] in ("PENDING", "RUNNING")
+    if before["status"] == "finished" or not at_work:
         return f"{name} is {before['status']} already"
     _ask_to_stop(folder)
     if _wait_for_end(place, name, deadline_s):
@@ -118,7 +129,8 @@ def _signal(folder: RunFolder, number: signal.Signals) -> None:
     """Signals the process that holds the run, where it is on this machine."""
     holder = read_object(folder.lock)
     pid = as_count(holder.get("pid"))
-    if pid is None or holder.get("host") != os.uname().nodename:
+    here = holder.get("host") == os.uname().nodename and is_locked(folder)
+    if pid is None or pid < 2 or not here:
         raise RunFailed(
             f"{folder.name} runs in a process of {holder.get('host', 'another machine')} and did "
             "not leave when asked; end it there"
@@ -159,7 +171,7 @@ def remove(place: str, name: str) -> None:
     if found["status"] in GOING_ON or found["job"] in ("PENDING", "RUNNING"):
         raise UsageError(f"{name} is {found['status']}; heliostat stop {name} ends it")
     submission = find_submission(folder)
-    if submission and found["job"]:
+    if submission and found["job"] not in (None, "unknown"):
         submission.cluster.delete(submission.job_id)
     forget(run_folder(place, name))
     if folder.url:

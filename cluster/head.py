@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 START_S = 90.0
 _UNUSED_S = 120.0
 _POLL_S = 1.0
-_LINGER_S = 3.0
+_PREFIX = "heliostat-head-"
+_LINGER = 4
+"""Polls without a job before it ends."""
+_SILENT_S = 300.0
 _STARTED: list[subprocess.Popen[bytes]] = []
 """Heads outlive their starter; Python would warn of a process whose last reference goes."""
 
@@ -59,13 +62,24 @@ class Head:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def own_head_token(folder: Path, address: str) -> str | None:
+    """Returns the token of a private Ray, if it is one that this user started for ``address``."""
+    ours = folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith(_PREFIX)
+    try:
+        if not ours or folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            return None
+        return Head(folder).token if Head(folder).address == address else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def start_head() -> Head:
     """Starts a private Ray and waits until its Jobs endpoint is up.
 
     Raises:
         RunFailed: it did not start within ``START_S`` seconds; carries the end of its log.
     """
-    folder = Path(tempfile.mkdtemp(prefix="heliostat-head-"))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     token = folder / "token"
     token.touch(0o600)
     token.write_text(secrets.token_hex(32))
@@ -91,7 +105,11 @@ def start_head() -> Head:
         if (folder / "head.json").exists():
             return Head(folder)
         time.sleep(0.1)
+    process.terminate()  # it ends the Ray that it may have started
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(40)
     process.kill()
+    process.wait()
     text = log.read_text()[-2000:]
     shutil.rmtree(folder, ignore_errors=True)
     raise RunFailed(f"a local Ray did not start within {START_S:g} s\n{text}")
@@ -174,15 +192,18 @@ def main() -> int:
 
 
 def _serve(head: Head, cluster: Cluster) -> None:
-    unused_from = time.monotonic()
-    while head.folder.exists():
+    """Waits; a dashboard that is too busy to answer does not end the jobs it would tell of."""
+    unused_from = answered = time.monotonic()
+    ended = 0
+    while head.folder.exists() and time.monotonic() < answered + _SILENT_S and ended < _LINGER:
         time.sleep(_POLL_S)
-        waiting = cluster.unfinished()
-        if waiting == 0:
-            time.sleep(_LINGER_S)  # whoever follows the last job reads how it ended
-            if cluster.unfinished() == 0:
-                return
-        if waiting is None and time.monotonic() > unused_from + _UNUSED_S:
+        try:
+            waiting = cluster.unfinished()
+        except HeliostatError:
+            continue
+        answered = time.monotonic()
+        ended = ended + 1 if waiting == 0 else 0  # whoever follows the last job reads how it ended
+        if waiting is None and answered > unused_from + _UNUSED_S:
             return
 
 

@@ -47,7 +47,8 @@ class Cluster:
 
     address: str
     token: str | None = None
-    """None takes Ray's own places: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, the file in the home."""
+    """None takes Ray's own places: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, the file in the home; an
+    empty one sends none."""
 
     def check(self) -> None:
         """Makes sure that a Ray of our version answers and lets us in.
@@ -145,7 +146,7 @@ class Cluster:
         return JobSubmissionClient(self.address, headers=self._headers())
 
     def _headers(self) -> dict[str, str]:
-        token = self.token or _own_token()
+        token = _own_token() if self.token is None else self.token
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def _get(self, path: str) -> Any:  # noqa: ANN401 - JSON
@@ -167,6 +168,11 @@ class Cluster:
                 "dashboard's address (port 8265 by default)"
             ) from error
         if answer.status_code in (401, 403):
+            if self.token == "":
+                raise UsageError(
+                    f"{self.address}: needs a token, and only the run's folder names this address; "
+                    "if you trust it, set RAY_API_SERVER_ADDRESS to it"
+                )
             raise UsageError(
                 f"{self.address}: {'needs a token' if answer.status_code == 401 else 'wrong token'}"
                 "; put the cluster's into RAY_AUTH_TOKEN or, as a file, RAY_AUTH_TOKEN_PATH"
@@ -193,3 +199,24 @@ def _own_token() -> str | None:
     if named and not path.is_file():
         raise UsageError(f"RAY_AUTH_TOKEN_PATH: expected a token's file, found none at {named}")
     return path.read_text().strip() if path.is_file() else None
+
+
+def named_clusters() -> set[str]:
+    """Returns the addresses that this user has given, now or to an earlier submission."""
+    path = _list_of_clusters()
+    earlier = path.read_text().splitlines() if path.is_file() else []
+    return {os.environ.get("RAY_API_SERVER_ADDRESS", "").rstrip("/"), *earlier} - {""}
+
+
+def remember_cluster(address: str) -> None:
+    """Notes that the user has named this address, so that tokens may go there."""
+    if address in named_clusters():
+        return
+    path = _list_of_clusters()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(f"{address}\n")
+
+
+def _list_of_clusters() -> Path:
+    return Path.home() / ".config" / "heliostat" / "clusters"

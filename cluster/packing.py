@@ -11,13 +11,17 @@ from pathlib import Path
 
 from heliostat.errors import UsageError
 from heliostat.provenance import source_of
-from heliostat.workload import OWN_PACKAGES, refuse_shadowing
+from heliostat.workload import refuse_shadowing
 
 LIMIT_BYTES = 200 * 2**20
 """Largest upload; data belongs on storage that the cluster reads."""
 _LEFT_OUT = ("__pycache__", "*.pyc", ".*_cache", ".git", ".venv", "venv", "node_modules", "wandb")
-_KEYS = ("*.pem", "*.key", "*.p12", "*.pfx", "id_rsa*", "id_ed25519*", "credentials*")
-_SETTINGS = (".env", ".env.*", ".netrc", ".pypirc", ".npmrc", "*kubeconfig", "auth_token")
+_IGNORE_FILES = (".gitignore", ".rayignore")
+"""Ray would heed them and leave behind what was said to be sent."""
+_KEYS = ("*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "credentials*")
+_KEYS_OF_SSH = ("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*")
+_SETTINGS = (".env", ".env.*", "*.env", ".netrc", ".pypirc", ".npmrc", ".pgpass", "*kubeconfig*")
+_TOKENS = ("auth_token", ".git-credentials")
 _HARMLESS = ("*.py", ".env.example", "*.pub")
 
 
@@ -37,11 +41,13 @@ class Package:
         return f"uploads {total} in {len(self.sizes)} files; the largest: {named}"
 
 
-def pack(module: str, extra: Sequence[Path], target: Path, *, secrets: bool = False) -> Package:
-    """Gathers our packages, the workload's own one, and what else the user names.
+def pack(
+    packages: Sequence[str], extra: Sequence[Path], target: Path, *, secrets: bool = False
+) -> Package:
+    """Gathers packages and what else the user names.
 
     Args:
-        module: the workload's, such as ``my_package.workload``; ours are shipped anyway.
+        packages: importable top-level names, such as those of ``packages_of``.
         extra: further files and folders, each shipped under its own name.
         target: folder to gather them in; must not exist.
         secrets: ship files that look like secrets too.
@@ -51,8 +57,7 @@ def pack(module: str, extra: Sequence[Path], target: Path, *, secrets: bool = Fa
             larger than ``LIMIT_BYTES``.
     """
     refuse_shadowing(Path.cwd())
-    packages = [_source(name) for name in (*OWN_PACKAGES, module.partition(".")[0])]
-    sources = {path.name: path for path in packages}
+    sources = {path.name: path for path in map(_source, packages)}
     for path in extra:
         if not path.exists():
             raise UsageError(f"--ship: expected a file or folder, found none at {path}")
@@ -84,10 +89,10 @@ def pack(module: str, extra: Sequence[Path], target: Path, *, secrets: bool = Fa
 
 def looks_secret(name: str) -> bool:
     """Whether a file's name is one under which secrets are kept."""
-    base = Path(name).name
-    return any(fnmatch(base, pattern) for pattern in (*_KEYS, *_SETTINGS)) and not any(
-        fnmatch(base, pattern) for pattern in _HARMLESS
-    )
+    base = Path(name).name.lower()
+    return any(
+        fnmatch(base, pattern) for pattern in (*_KEYS, *_KEYS_OF_SSH, *_SETTINGS, *_TOKENS)
+    ) and not any(fnmatch(base, pattern) for pattern in _HARMLESS)
 
 
 def _source(package: str) -> Path:
@@ -112,7 +117,7 @@ def _files(source: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _is_left_out(name: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in _LEFT_OUT)
+    return any(fnmatch(name, pattern) for pattern in (*_LEFT_OUT, *_IGNORE_FILES))
 
 
 def _readable(size: int) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +12,9 @@ from cluster.registry import find_run
 from heliostat.errors import UsageError
 from heliostat.folder import RunFolder
 from heliostat.mirror import Mirror, is_url, local_copy, open_store
+
+NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
+"""What a run may be called."""
 
 
 def run_folder(place: str, name: str) -> RunFolder:
@@ -34,7 +40,7 @@ def open_run(place: str, name: str, *, heavy: bool = False) -> RunFolder:
         return find_run(Path(place).resolve(), name)
     if name not in _names(place):
         read_runs(place)
-        return find_run(local_copy(place.rstrip("/"), "read"), name)
+        return find_run(_own_copy(place.rstrip("/")), name)
     return _copy(place, name, heavy=heavy)
 
 
@@ -42,7 +48,7 @@ def read_runs(place: str) -> Path:
     """Returns a local folder that holds what a place's runs say of themselves."""
     if not is_url(place):
         return Path(place).resolve()
-    root = local_copy(place.rstrip("/"), "read")
+    root = _own_copy(place.rstrip("/"))
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     for name in _names(place):
@@ -64,11 +70,18 @@ def publish(folder: RunFolder, *names: str) -> None:
 
 def _copy(place: str, name: str, *, heavy: bool) -> RunFolder:
     url = f"{place.rstrip('/')}/{name}"
-    folder = RunFolder(local_copy(url, "read"), url)
+    folder = RunFolder(_own_copy(url), url)
     shutil.rmtree(folder.path, ignore_errors=True)
     folder.path.mkdir(parents=True)
     Mirror(folder, "read").pull(heavy)
     return folder
+
+
+def _own_copy(url: str) -> Path:
+    """Returns this process's own folder for what it reads, which goes when the process ends."""
+    use = f"read-{os.getpid()}"
+    atexit.register(shutil.rmtree, local_copy("", use), ignore_errors=True)
+    return local_copy(url, use)
 
 
 def _names(place: str) -> list[str]:
@@ -79,4 +92,5 @@ def _names(place: str) -> list[str]:
         return []
     except OSError as error:
         raise UsageError(f"--runs: {place} cannot be read: {error}") from error
-    return [Path(entry["name"]).name for entry in found if entry["type"] == "directory"]
+    names = [Path(entry["name"]).name for entry in found if entry["type"] == "directory"]
+    return [name for name in names if NAME.fullmatch(name)]

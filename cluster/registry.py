@@ -199,7 +199,7 @@ def _folders(runs: Path) -> list[RunFolder]:
 def _status(folder: RunFolder, events: Sequence[str]) -> Status:
     if folder.result.exists():
         return "finished"
-    if _locked(folder) or _alive(folder):
+    if is_locked(folder) or _alive(folder):
         return "running"
     ends = [event for event in events if event in _TURNS]
     return _TURNS[ends[-1] if ends else "attempt"]
@@ -208,10 +208,10 @@ def _status(folder: RunFolder, events: Sequence[str]) -> Status:
 def _alive(folder: RunFolder) -> bool:
     """Whether a copy from an object store holds a sign of life of the last minute."""
     told = as_number(read_object(folder.alive).get("time"))
-    return told is not None and time.time() - told < ALIVE_S
+    return told is not None and abs(time.time() - told) < ALIVE_S
 
 
-def _locked(folder: RunFolder) -> bool:
+def is_locked(folder: RunFolder) -> bool:
     """Whether a process holds the run.
 
     The shared lock is let go at once and does not hinder other readers; a launch that tries its

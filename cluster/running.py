@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from argparse import Namespace
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from algorithms.catalog import CATALOG
-from cluster.places import open_run, run_folder
+from cluster.places import NAME, open_run, run_folder
 from cluster.records import as_text, read_object
 from cluster.registry import is_search
 from heliostat.errors import UsageError
@@ -88,7 +87,7 @@ def check_name(name: str) -> str:
     Raises:
         UsageError: it cannot be a folder's name everywhere.
     """
-    if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII):
+    if not NAME.fullmatch(name):
         raise UsageError(
             f"--name: expected up to 100 letters, digits, '_', '-' and '.', found {name!r}"
         )

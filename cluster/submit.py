@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -11,15 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cluster.head import Head, start_head
-from cluster.jobs import Cluster, Job
+from cluster.head import Head, own_head_token, start_head
+from cluster.jobs import Cluster, Job, named_clusters, remember_cluster
 from cluster.packing import pack
 from cluster.places import open_run
 from cluster.records import as_text, read_object
-from heliostat.errors import RunFailed, UsageError
+from heliostat.errors import HeliostatError, UsageError
 from heliostat.folder import RunFolder, replace_text
 from heliostat.launch import Order, forget, prepare
 from heliostat.mirror import Mirror
+from heliostat.provenance import packages_of
 from heliostat.ray_session import check_layout
 from heliostat.workload import pool_hosts
 
@@ -50,11 +52,15 @@ class Submission:
     has just ended takes another of the same name for it."""
 
     def job(self) -> Job | None:
-        """Returns what the cluster says of it; None where it knows nothing or is gone."""
-        try:
-            return self.cluster.job(self.job_id)
-        except UsageError:  # a private head ends after its last job
+        """Returns what the cluster says of it; None where it, or its private head, knows nothing.
+
+        Raises:
+            UsageError: the cluster cannot be asked.
+        """
+        head = as_text(read_object(self.folder.job).get("head"))
+        if head and not Path(head).is_dir():  # it ended after its last job, or is elsewhere
             return None
+        return self.cluster.job(self.job_id)
 
 
 def submit(order: Order, shipment: Shipment) -> Submission:
@@ -69,7 +75,8 @@ def submit(order: Order, shipment: Shipment) -> Submission:
         return _same(order, found, shipment)
     with tempfile.TemporaryDirectory(prefix="heliostat-") as scratch:
         package = Path(scratch) / "package"
-        packed = pack(order.workload.train, shipment.extra, package, secrets=shipment.secrets)
+        packages = packages_of(order.workload, order.spec)
+        packed = pack(packages, shipment.extra, package, secrets=shipment.secrets)
         shipment.say(packed.describe())
         cluster, head = _cluster(order)
         if (job := cluster.job(order.folder.name)) is not None:
@@ -81,9 +88,10 @@ def submit(order: Order, shipment: Shipment) -> Submission:
         try:
             return _send(order, shipment, package, cluster, head)
         except BaseException:
-            forget(order.folder)
-            if head is not None:
-                head.end()
+            if _is_surely_not_there(cluster, order.folder.name):
+                forget(order.folder)
+                if head is not None:
+                    head.end()
             raise
 
 
@@ -101,7 +109,8 @@ def resubmit(order: Order, shipment: Shipment) -> Submission:
         raise UsageError(f"run {folder.name!r} is {job.state} at {found.cluster.address}")
     with tempfile.TemporaryDirectory(prefix="heliostat-") as scratch:
         package = Path(scratch) / "package"
-        packed = pack(order.workload.train, shipment.extra, package, secrets=shipment.secrets)
+        packages = packages_of(order.workload, order.spec)
+        packed = pack(packages, shipment.extra, package, secrets=shipment.secrets)
         shipment.say(packed.describe())
         address = order.address
         if found and address is None and not read_object(seen.job).get("head"):
@@ -116,16 +125,30 @@ def resubmit(order: Order, shipment: Shipment) -> Submission:
 
 
 def find_submission(folder: RunFolder) -> Submission | None:
-    """Returns where a run was submitted, None where it was not; asks no cluster."""
+    """Returns where a run was submitted, None where it was not; asks no cluster.
+
+    The folder may come from elsewhere, so that its word alone opens no door: a token goes only to
+    a private head of this user, or to the address that RAY_API_SERVER_ADDRESS or the list of
+    clusters that this user has named holds.
+    """
     job = read_object(folder.job)
-    address = as_text(job.get("address"))
+    address, head = as_text(job.get("address")), as_text(job.get("head"))
     if not address:
         return None
-    head = as_text(job.get("head"))
-    token = None
-    if head and (Path(head) / "token").is_file():
-        token = Head(Path(head)).token
-    return Submission(folder, Cluster(address, token), as_text(job.get("id")) or folder.name)
+    token = None if address in named_clusters() else ""
+    if head:
+        token = own_head_token(Path(head), address) or ""
+    job_id = as_text(job.get("id")) or ""
+    if not re.fullmatch(re.escape(folder.name) + r"(\.\d{1,6})?", job_id):
+        job_id = folder.name
+    return Submission(folder, Cluster(address, token), job_id)
+
+
+def _is_surely_not_there(cluster: Cluster, job_id: str) -> bool:
+    try:
+        return cluster.job(job_id) is None
+    except HeliostatError:
+        return False
 
 
 def _seen(folder: RunFolder) -> RunFolder:
@@ -143,11 +166,14 @@ def _same(order: Order, found: Submission, shipment: Shipment) -> Submission:
             f"the name {order.folder.name!r} is taken by another run of {record.get('workload')} "
             f"with recipe {record.get('fingerprint')}, this one is {asked}; choose another --name"
         )
-    job = found.job()
-    state = job.state if job else "not known there any more"
-    shipment.say(
-        f"run {order.folder.name!r} was submitted before to {found.cluster.address}: {state}"
-    )
+    job, name, address = found.job(), order.folder.name, found.cluster.address
+    if job is None and not found.folder.result.exists():
+        raise UsageError(
+            f"run {name!r} was submitted before to {address}, which does not know it; go on with: "
+            f"heliostat resume {name} --runs {shipment.place}"
+        )
+    state = job.state if job else "finished"
+    shipment.say(f"run {name!r} was submitted before to {address}: {state}")
     return found
 
 
@@ -160,6 +186,7 @@ def _cluster(order: Order) -> tuple[Cluster, Head | None]:
         cluster = Cluster(address.rstrip("/"))
         cluster.check()
         check_layout(layout, hosts, cluster.nodes())
+        remember_cluster(cluster.address)
         return cluster, None
     check_layout(layout, hosts, [_own_machine()])
     head = start_head()
@@ -181,6 +208,9 @@ def _send(
     job_id = folder.name if count == 1 else f"{folder.name}.{count}"
     place = {"address": cluster.address, "id": job_id, "head": str(head.folder) if head else None}
     replace_text(folder.job, json.dumps(place))
+    folder.events.add("submitted", address=cluster.address)
+    if folder.url:  # from here on the job may write them
+        Mirror(folder, "launch").hand_over(folder.job.name, folder.events.path.name)
     python = sys.executable if head else "python"
     command = [python, "-m", "cluster.supervisor", folder.name, "--runs", shipment.place]
     variables = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
@@ -195,10 +225,4 @@ def _send(
         "wandb_run_id": record["id"],
     }
     cluster.submit(job_id, shlex.join(command), package, variables, metadata)
-    folder.events.add("submitted", address=cluster.address)
-    if folder.url:
-        Mirror(folder, "launch").hand_over(folder.job.name, folder.events.path.name)
-    submission = Submission(folder, cluster, job_id)
-    if submission.job() is None:
-        raise RunFailed(f"{cluster.address} took the job of {folder.name!r} and does not know it")
-    return submission
+    return Submission(folder, cluster, job_id)

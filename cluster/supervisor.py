@@ -7,6 +7,8 @@ newest checkpoint, within a budget. Each attempt is in the run's diary.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -101,12 +103,16 @@ def _attempt(folder: RunFolder, command: list[str], limits: Job) -> tuple[Verdic
     pipe = subprocess.PIPE
     with (
         folder.log.open("ab") as log,
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT) as process,
+        subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process,
     ):
         output = cast("IO[bytes]", process.stdout)
         copier = threading.Thread(target=_copy, args=(output, log), daemon=True)
         copier.start()
         late = _watch(process, folder, limits, began)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it left behind holds its output open
         copier.join(_LEAVE_S)
     status = process.returncode
     if late is not None:
@@ -172,7 +178,8 @@ def _give_up(
 ) -> Literal["late", "stuck"]:
     what = "did not begin" if verdict == "late" else "logged nothing"
     folder.events.add(verdict, reason=f"the run {what} for {seconds:g} s and was ended")
-    _end(process)
+    process.kill()  # asked to leave, it would take that for a stop and not be tried again
+    process.wait()
     return verdict
 
 

@@ -19,7 +19,7 @@ from heliostat.errors import UsageError
 from heliostat.folder import RunFolder
 from heliostat.launch import Order
 from heliostat.layout import Layout
-from heliostat.mirror import Mirror, is_url, mirrored
+from heliostat.mirror import Mirror, is_url, local_copy, mirrored
 from heliostat.tracker import read_metrics
 
 
@@ -135,6 +135,8 @@ def test_two_machines_that_share_a_run_do_not_undo_each_other(place: str, tmp_pa
         assert rank.stop.exists()
     seen = open_run(place, "a", heavy=True)
     assert [event["event"] for event in seen.events.read()] == ["attempt", "began"]
+    told = [event["event"] for event in launcher.events.read()]
+    assert told == ["attempt", "began"]  # its supervisor knows by this that the run has begun
     assert (seen.checkpoints / "step-1" / "COMPLETE").exists()
     assert seen.metrics.read_text() == rank.metrics.read_text()
 
@@ -191,6 +193,27 @@ def test_a_removed_run_is_gone_from_store_and_machine(place: str) -> None:
     assert not folder.path.exists()
     with pytest.raises(UsageError, match=r"expected run 'a'"):
         open_run(place, "a")
+
+
+def test_copies_are_kept_where_only_this_user_writes(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HELIOSTAT_CACHE", str(tmp_path / "open"))
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(UsageError, match=r"only this user may change at .*open"):
+        local_copy("s3://bucket/runs")
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.setenv("HELIOSTAT_CACHE", str(tmp_path / "link"))
+    with pytest.raises(UsageError, match=r"only this user may change at .*link"):
+        local_copy("s3://bucket/runs")
+
+
+def test_a_log_that_is_being_written_outlives_a_pull(place: str, tmp_path: Path) -> None:
+    folder = run_folder(place, "a")
+    launch.prepare(order(folder))
+    with folder.log.open("a") as log:
+        Mirror(folder, "launch").pull()
+        log.write("said later")
+    assert folder.log.read_text() == "said later"
 
 
 def test_an_unknown_protocol_is_refused_with_the_remedy() -> None:

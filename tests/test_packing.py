@@ -8,6 +8,9 @@ import pytest
 
 from cluster.packing import LIMIT_BYTES, looks_secret, pack
 from heliostat.errors import UsageError
+from heliostat.workload import OWN_PACKAGES
+
+PACKAGES = (*OWN_PACKAGES, "tidal")
 
 
 @pytest.fixture
@@ -23,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_our_packages_and_the_users_own_are_shipped_as_they_are(home: Path, tmp_path: Path) -> None:
-    package = pack("tidal.workload", (), tmp_path / "out")
+    package = pack(PACKAGES, (), tmp_path / "out")
     for name in (
         "heliostat/run.py",
         "algorithms/catalog.py",
@@ -42,26 +45,34 @@ def test_our_packages_and_the_users_own_are_shipped_as_they_are(home: Path, tmp_
 
 
 def test_caches_repositories_and_environments_stay_at_home(home: Path, tmp_path: Path) -> None:
-    for name in ("__pycache__/a.pyc", ".git/config", ".venv/bin/python", "wandb/run.wandb"):
+    for name in (
+        "__pycache__/a.pyc",
+        ".git/config",
+        ".venv/bin/python",
+        "wandb/run.wandb",
+        "data/.gitignore",
+    ):
         path = home / name
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
-    package = pack("tidal.workload", (), tmp_path / "out")
+    package = pack(PACKAGES, (), tmp_path / "out")
     assert {name for name in package.sizes if name.startswith("tidal")} == {
         "tidal/workload.py",
         "tidal/data/rows.json",
     }
 
 
-@pytest.mark.parametrize("name", [".env", "id_rsa", "server.pem", "credentials.json", ".netrc"])
+@pytest.mark.parametrize(
+    "name", [".env", "id_rsa", "server.pem", "credentials.json", ".netrc", "prod.env", "id_ecdsa"]
+)
 def test_what_looks_like_a_secret_is_refused_unless_asked_for(
     home: Path, tmp_path: Path, name: str
 ) -> None:
     (home / name).write_text("hush")
     with pytest.raises(UsageError, match=rf"tidal/{name}.*--ship-secrets"):
-        pack("tidal.workload", (), tmp_path / "out")
+        pack(PACKAGES, (), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    assert f"tidal/{name}" in pack("tidal.workload", (), tmp_path / "out", secrets=True).sizes
+    assert f"tidal/{name}" in pack(PACKAGES, (), tmp_path / "out", secrets=True).sizes
 
 
 @pytest.mark.parametrize("name", ["credentials.py", ".env.example", "id_rsa.pub", "keys.json"])
@@ -72,16 +83,16 @@ def test_ordinary_files_do_not_look_like_secrets(name: str) -> None:
 def test_links_that_lead_out_of_a_package_are_not_followed(home: Path, tmp_path: Path) -> None:
     (tmp_path / "private").write_text("hush")
     (home / "link").symlink_to(tmp_path / "private")
-    assert "tidal/link" not in pack("tidal.workload", (), tmp_path / "out").sizes
+    assert "tidal/link" not in pack(PACKAGES, (), tmp_path / "out").sizes
 
 
 def test_further_files_are_shipped_under_their_own_names(home: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}")
-    assert "rows.jsonl" in pack("tidal.workload", [tmp_path / "rows.jsonl"], tmp_path / "out").sizes
+    assert "rows.jsonl" in pack(PACKAGES, [tmp_path / "rows.jsonl"], tmp_path / "out").sizes
     with pytest.raises(
         UsageError, match=r"--ship: expected a file or folder, found none at .*gone"
     ):
-        pack("tidal.workload", [tmp_path / "gone"], tmp_path / "out2")
+        pack(PACKAGES, [tmp_path / "gone"], tmp_path / "out2")
 
 
 def test_a_folder_that_shadows_one_of_ours_is_refused(home: Path, tmp_path: Path) -> None:
@@ -89,7 +100,7 @@ def test_a_folder_that_shadows_one_of_ours_is_refused(home: Path, tmp_path: Path
     theirs.mkdir()
     (theirs / "__init__.py").touch()
     with pytest.raises(UsageError, match=r"has the name of heliostat's own package"):
-        pack("tidal.workload", (), tmp_path / "out")
+        pack(PACKAGES, (), tmp_path / "out")
 
 
 def test_an_upload_that_is_too_large_is_refused_with_its_largest_files(
@@ -100,15 +111,15 @@ def test_an_upload_that_is_too_large_is_refused_with_its_largest_files(
     with pytest.raises(
         UsageError, match=r"at most 200.0 MiB, found: .*tidal/weights.bin 200.0 MiB"
     ):
-        pack("tidal.workload", (), tmp_path / "out")
+        pack(PACKAGES, (), tmp_path / "out")
 
 
 def test_the_size_is_told_with_the_largest_files(home: Path, tmp_path: Path) -> None:
     (home / "big.bin").write_bytes(bytes(3 * 2**20))
-    told = pack("tidal.workload", (), tmp_path / "out").describe()
+    told = pack(PACKAGES, (), tmp_path / "out").describe()
     assert "the largest: tidal/big.bin 3.0 MiB" in told
 
 
 def test_a_package_that_is_not_there_is_refused(home: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no package 'neap' to ship"):
-        pack("neap.workload", (), tmp_path / "out")
+        pack(["neap"], (), tmp_path / "out")

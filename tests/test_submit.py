@@ -8,9 +8,12 @@ import shutil
 import signal
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -77,6 +80,7 @@ def terminal(tmp_path, monkeypatch, capsys, jobs_address) -> Terminal:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", jobs_address)
     return Terminal(tmp_path, jobs_address, capsys)
 
 
@@ -198,6 +202,41 @@ def test_what_the_cluster_cannot_hold_is_refused_before_anything_is_sent(termina
     assert not terminal.folder("large").path.exists()
 
 
+@pytest.mark.parametrize("head", [None, "elsewhere", "ours"])
+def test_a_foreign_folder_gets_no_token(terminal, monkeypatch, tmp_path, head):
+    """Whatever a run's folder says, tokens go to clusters that the user has named."""
+    heard: list[str | None] = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_GET(self):
+            heard.append(self.headers["Authorization"])
+            self.send_response(401)
+            self.end_headers()
+
+        def log_message(self, *_): ...
+
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        place = tmp_path / "elsewhere"
+        if head == "ours":  # a head of this user's that serves another address
+            place = Path(tempfile.mkdtemp(prefix="heliostat-head-"))
+            (place / "head.json").write_text(json.dumps({"address": "http://127.0.0.1:1"}))
+        place.mkdir(exist_ok=True)
+        (place / "token").write_text("hush")
+        folder = terminal.folder("foreign")
+        folder.path.mkdir(parents=True)
+        folder.recipe.write_text("steps: 1")
+        job = {"address": address, "head": str(place) if head else None}
+        folder.job.write_text(json.dumps(job))
+        assert terminal.run("status", "foreign", "--json") == 0
+        assert json.loads(terminal.out)["job"] == "unknown"
+        server.shutdown()
+        shutil.rmtree(place)
+    assert heard == [None]
+
+
 def test_no_secret_travels_with_a_submission(terminal, monkeypatch, jobs_address):
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setenv("WANDB_PROJECT", "tides")
@@ -228,6 +267,7 @@ def test_without_an_address_a_private_ray_serves_a_run_in_a_bucket_and_ends_with
 ):
     """Submitted, stopped from another machine, resumed from it, and read from it."""
     terminal.address = None
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS")
     assert terminal.submit("far", *SLOW, "--runs", bucket) == 0
     head = Path(json.loads(open_run(bucket, "far").job.read_text())["head"])
     assert head.is_dir()
@@ -242,6 +282,8 @@ def test_without_an_address_a_private_ray_serves_a_run_in_a_bucket_and_ends_with
     assert json.loads(terminal.out)["metrics"] == undisturbed
     assert json.loads(terminal.out)["folder"] == f"{bucket}/far"
     terminal.wait_until(lambda: not head.exists())
+    assert terminal.run("logs", "far", "--runs", bucket) == 0
+    assert "60/60" in terminal.out
     assert terminal.run("report", "far", "--runs", bucket) == 0
     assert terminal.run("rm", "far", "--runs", bucket) == 0
     assert terminal.run("runs", "--runs", bucket) == 0

@@ -90,6 +90,32 @@ def test_a_run_that_logs_nothing_for_too_long_is_ended(folder: RunFolder) -> Non
     assert any("logged nothing for 1 s" in str(e.get("reason")) for e in folder.events.read())
 
 
+def test_a_run_that_got_stuck_is_tried_again_though_it_heeds_signals(folder: RunFolder) -> None:
+    script = """
+from heliostat.launch import _signals
+if attempt == 1:
+    with _signals(folder) as signals:
+        signals.begun = True
+        time.sleep(60)
+folder.result.write_text("{}")
+"""
+    limits = Job(max_restarts=1, first_pause_s=0, progress_deadline_s=5)
+    assert supervised(folder, script, limits) == 0
+    assert verdicts(folder) == ["stuck", "finished"]
+
+
+def test_what_a_dead_run_leaves_behind_does_not_hold_up_its_supervisor(folder: RunFolder) -> None:
+    script = """
+import subprocess
+subprocess.Popen(["sleep", "300"])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    began = time.monotonic()
+    assert supervised(folder, script, Job(max_restarts=0)) == 1
+    assert time.monotonic() - began < 60
+    assert verdicts(folder) == ["died"]
+
+
 def test_a_run_that_goes_on_logging_is_left_alone(folder: RunFolder) -> None:
     script = """
 for step in range(20):

@@ -167,7 +167,7 @@ def resume(order: Order) -> Outcome:
         record = json.loads(folder.record.read_text())
         if record.get("from") and not folder.checkpoints.exists():
             raise UsageError(f"run {folder.name!r} never got its first checkpoint; start it again")
-        code = code_hash(order.workload)
+        code = code_hash(order.workload, order.spec)
         if code != record.get("code"):
             logger.warning("the code has changed since the run began; its numbers may differ")
             folder.events.add("code-changed", code=code)

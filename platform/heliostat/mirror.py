@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import socket
+import stat
 import tempfile
 import threading
 import time
@@ -48,12 +49,21 @@ def local_copy(url: str, use: str = "work") -> Path:
 
     Args:
         url: of a run, or of a place of runs.
-        use: ``work`` for the processes of the run, ``read`` for those that only look at it.
+        use: ``work`` for the processes of the run, another for those that only look at it.
+
+    Raises:
+        UsageError: the folder for such copies is another user's, or others may write to it.
     """
-    base = Path(tempfile.gettempdir()) / f"heliostat-{os.getuid()}"
-    return (
-        Path(os.environ.get("HELIOSTAT_CACHE") or base) / use / url.replace("://", "/").strip("/")
-    )
+    own = Path(tempfile.gettempdir()) / f"heliostat-{os.getuid()}"
+    base = Path(os.environ.get("HELIOSTAT_CACHE") or own)
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = base.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise UsageError(
+            f"expected a folder that only this user may change at {base}, found another; "
+            "name one with HELIOSTAT_CACHE"
+        )
+    return base / use / url.replace("://", "/").strip("/")
 
 
 def open_store(url: str) -> tuple[Any, str]:
@@ -106,8 +116,9 @@ class Mirror:
             for name, info in listed.items():
                 if heavy or name.partition("/")[0] not in _HEAVY:
                     self._fetch(name, info)
+            kept = (*_PRIVATE, self._folder.log.name, self._folder.stop.name)
             for name, path in list(self._local()):
-                if heavy and name not in listed and name.partition("/")[0] not in _PRIVATE:
+                if heavy and name not in listed and name.partition("/")[0] not in kept:
                     path.unlink()
 
     def hand_over(self, *names: str) -> None:
@@ -169,7 +180,8 @@ class Mirror:
         except FileNotFoundError:  # nothing was sent yet
             return
         listed = {Path(info["name"]).name: info for info in found if info["type"] == "file"}
-        wanted = {"launch": (*_LEARNED, "stop"), "learn": _CONTROL, "read": tuple(listed)}
+        diaries = tuple(name for name in listed if name.startswith("events-rank0-"))
+        wanted = {"launch": (*_LEARNED, *diaries, "stop"), "learn": _CONTROL, "read": tuple(listed)}
         for name in wanted[self._part]:
             if name in listed and self._mark(name) == self._sent.get(name):
                 self._fetch(name, listed[name])

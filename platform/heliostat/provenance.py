@@ -29,7 +29,7 @@ def describe_environment(workload: Workload, spec: str, recipe: Recipe) -> dict[
         "method": describe_method(workload, recipe),
         "fingerprint": recipe.fingerprint(),
         "created": time.time(),
-        "code": code_hash(workload),
+        "code": code_hash(workload, spec),
         "python": platform.python_version(),
         "versions": {name: found for name in _LIBRARIES if (found := _version(name))},
         "machine": platform.machine(),
@@ -50,11 +50,16 @@ def describe_method(workload: Workload, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def code_hash(workload: Workload) -> str:
-    """Returns 16 hex digits over every Python source of our packages and the workload's own."""
-    packages = {*OWN_PACKAGES, workload.train.partition(".")[0].partition(":")[0]}
+def packages_of(workload: Workload, spec: str) -> list[str]:
+    """Returns the top-level packages that a run imports: ours, and those its paths name."""
+    paths = [workload.train, *workload.roles.values(), *([spec] if ":" in spec else [])]
+    return sorted({*OWN_PACKAGES, *(path.partition(":")[0].partition(".")[0] for path in paths)})
+
+
+def code_hash(workload: Workload, spec: str) -> str:
+    """Returns 16 hex digits over every Python source of the run's packages."""
     total = hashlib.sha256()
-    for package in sorted(packages):
+    for package in packages_of(workload, spec):
         root = source_of(package)
         if root is None:
             continue
