@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup fmt lint type test ray demo bench clean
+.PHONY: setup fmt lint type test ray long demo bench clean
 
 setup: $(VENV)/.ready
 
@@ -30,6 +30,9 @@ test: setup lint type  ## everything CI runs
 
 ray: setup  ## only the tests that start a real Ray
 	$(BIN)/pytest -m ray
+
+long: setup  ## a node that dies and one that comes, in minutes
+	$(BIN)/pytest -m long
 
 demo: setup  ## train a reasoning policy on a local Ray, three seeds, and write its report
 	$(BIN)/python -m cluster.demo

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 STOP_GRACE_S = 7.0
 """Seconds that a stopping run has to save; with Ray's own shutdown it leaves within ten."""
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 logger = logging.getLogger("heliostat")
 
 
@@ -179,7 +180,11 @@ def resume(order: Order) -> Outcome:
 def _run(order: Order, exchange: Callable[[], None]) -> Outcome:
     folder = order.folder
     try:
-        with _signals(folder) as signals, _pools(order) as pools, _progress(order) as display:
+        with (
+            _signals(folder) as signals,
+            _pools(order, signals) as pools,
+            _progress(order) as display,
+        ):
             signals.begun = True
             _supervise(order, pools, exchange, signals, display)
     except Stopped as stopped:
@@ -261,44 +266,50 @@ def locked(folder: RunFolder) -> Generator[None]:
 
 @dataclass(slots=True)
 class _Signals:
-    """What SIGINT and SIGTERM have asked for, and whether the run has begun."""
+    """Turns SIGINT and SIGTERM into a request to save and leave; a second one leaves at once."""
 
+    folder: RunFolder
     begun: bool = False
+    """Whether there is something to save; before that a signal ends the start."""
     leave_by: float = math.inf
-    """In seconds of ``time.monotonic``."""
+    """When to have left after the first, in seconds of ``time.monotonic``."""
+
+    def install(self) -> None:
+        """Takes the signals, again where Ray has taken them for itself."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _STOPPING:
+                signal.signal(number, self._ask)
+
+    def _ask(self, number: int, _: object) -> None:
+        if self.leave_by < math.inf:
+            raise KeyboardInterrupt
+        self.leave_by = time.monotonic() + STOP_GRACE_S
+        self.folder.events.add("stop-asked", signal=signal.Signals(number).name)
+        if not self.begun:
+            raise Stopped("stopped before its first step of this attempt")
+        self.folder.stop.touch()
 
 
 @contextmanager
 def _signals(folder: RunFolder) -> Generator[_Signals]:
-    """Turns SIGINT and SIGTERM into a request to save and leave; a second one leaves at once.
+    """Takes the signals for the length of a run, where this is the main thread.
 
     Raises:
-        Stopped: the signal came before the run had begun.
+        Stopped: a signal came before the run had begun.
     """
-    signals = _Signals()
-
-    def ask(number: int, _: object) -> None:
-        if signals.leave_by < math.inf:
-            raise KeyboardInterrupt
-        signals.leave_by = time.monotonic() + STOP_GRACE_S
-        folder.events.add("stop-asked", signal=signal.Signals(number).name)
-        if not signals.begun:
-            raise Stopped("stopped before its first step of this attempt")
-        folder.stop.touch()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield signals
-        return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in _STOPPING}
+    signals = _Signals(folder)
+    signals.install()
     try:
         yield signals
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 @contextmanager
-def _pools(order: Order) -> Generator[Mapping[str, Pool[Any]]]:
+def _pools(order: Order, signals: _Signals) -> Generator[Mapping[str, Pool[Any]]]:
     """Connects to Ray where the layout needs it and starts its host actors; ends both."""
     layout = order.recipe.layout
     own = order.workload.brings_actors
@@ -311,6 +322,7 @@ def _pools(order: Order) -> Generator[Mapping[str, Pool[Any]]]:
     hosts = {name: hosts[name] for name in hosts if name not in order.shared}
     check = partial(check_layout, layout, hosts)
     with ray_session(order.address, check):
+        signals.install()
         from heliostat.ray_pool import RayPool
 
         pools: dict[str, RayPool[Any]] = {}

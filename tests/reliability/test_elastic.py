@@ -16,7 +16,7 @@ from heliostat import launch
 from heliostat.folder import RunFolder
 from heliostat.launch import Order
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 TESTS = Path(__file__).parents[1]
 STEPS = 150
 
