@@ -261,7 +261,7 @@ def test_no_secret_travels_with_a_submission(terminal, monkeypatch, jobs_address
     shutil.rmtree(terminal.folder("secret").path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_an_address_a_private_ray_serves_a_run_in_a_bucket_and_ends_with_it(
     terminal, bucket, undisturbed, monkeypatch, tmp_path
 ):
