@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import re
 import shutil
@@ -80,8 +81,13 @@ def _copy(place: str, name: str, *, heavy: bool) -> RunFolder:
 def _own_copy(url: str) -> Path:
     """Returns this process's own folder for what it reads, which goes when the process ends."""
     use = f"read-{os.getpid()}"
-    atexit.register(shutil.rmtree, local_copy("", use), ignore_errors=True)
+    _remove_at_exit(local_copy("", use))
     return local_copy(url, use)
+
+
+@functools.cache
+def _remove_at_exit(folder: Path) -> None:
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _names(place: str) -> list[str]:

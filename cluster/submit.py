@@ -8,7 +8,8 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,11 +74,7 @@ def submit(order: Order, shipment: Shipment) -> Submission:
     """
     if (found := find_submission(_seen(order.folder))) is not None:
         return _same(order, found, shipment)
-    with tempfile.TemporaryDirectory(prefix="heliostat-") as scratch:
-        package = Path(scratch) / "package"
-        packages = packages_of(order.workload, order.spec)
-        packed = pack(packages, shipment.extra, package, secrets=shipment.secrets)
-        shipment.say(packed.describe())
+    with _packed(order, shipment) as package:
         cluster, head = _cluster(order)
         if (job := cluster.job(order.folder.name)) is not None:
             raise UsageError(
@@ -107,11 +104,7 @@ def resubmit(order: Order, shipment: Shipment) -> Submission:
     job = found.job() if found else None
     if found and job and not job.ended:
         raise UsageError(f"run {folder.name!r} is {job.state} at {found.cluster.address}")
-    with tempfile.TemporaryDirectory(prefix="heliostat-") as scratch:
-        package = Path(scratch) / "package"
-        packages = packages_of(order.workload, order.spec)
-        packed = pack(packages, shipment.extra, package, secrets=shipment.secrets)
-        shipment.say(packed.describe())
+    with _packed(order, shipment) as package:
         address = order.address
         if found and address is None and not read_object(seen.job).get("head"):
             address = found.cluster.address
@@ -122,6 +115,17 @@ def resubmit(order: Order, shipment: Shipment) -> Submission:
             Mirror(folder, "launch").pull(heavy=False)
         folder.stop.unlink(missing_ok=True)
         return _send(order, shipment, package, cluster, head)
+
+
+@contextmanager
+def _packed(order: Order, shipment: Shipment) -> Generator[Path]:
+    """Gathers what is sent in a folder that lasts as long as the context, and tells its size."""
+    with tempfile.TemporaryDirectory(prefix="heliostat-") as scratch:
+        package = Path(scratch) / "package"
+        packages = packages_of(order.workload, order.spec)
+        packed = pack(packages, shipment.extra, package, secrets=shipment.secrets)
+        shipment.say(packed.describe())
+        yield package
 
 
 def find_submission(folder: RunFolder) -> Submission | None:
