@@ -9,20 +9,27 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
-
-import yaml
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from cluster.jobs import Job
 from cluster.places import open_run, run_folder
-from cluster.records import as_count, as_number, as_text, read_events, read_object
-from cluster.registry import RunSummary, is_locked, summarise
+from cluster.records import (
+    as_count,
+    as_number,
+    as_text,
+    printable,
+    read_events,
+    read_object,
+    read_recipe,
+)
+from cluster.registry import RunSummary, align, is_locked, summarise
 from cluster.submit import find_submission
 from heliostat.errors import RunFailed, UsageError
 from heliostat.folder import RunFolder
 from heliostat.launch import forget
 from heliostat.mirror import Mirror, is_url
+from heliostat.recipe import leaves
 
 _POLL_S = 0.5
 _URL_POLL_S = 3.0
@@ -31,7 +38,10 @@ GOING_ON = ("queued", "running")
 
 def status(place: str, name: str) -> dict[str, Any]:
     """Returns what is known of a run, from its folder and its job, ready for JSON."""
-    folder = open_run(place, name)
+    return _look(open_run(place, name))
+
+
+def _look(folder: RunFolder) -> dict[str, Any]:
     summary = summarise(folder)
     events = read_events(folder)
     submission = find_submission(folder)
@@ -41,7 +51,7 @@ def status(place: str, name: str) -> dict[str, Any]:
     except UsageError:
         job, known = None, False
     return {
-        "run": name,
+        "run": folder.name,
         "workload": summary.workload,
         "status": _settled(summary, job, gone=submission is not None and known and job is None),
         "step": summary.step,
@@ -54,6 +64,10 @@ def status(place: str, name: str) -> dict[str, Any]:
         "wandb_run_id": as_text(read_object(folder.record).get("id")),
         "last_event": events[-1] if events else None,
     }
+
+
+def _at_work(found: Mapping[str, Any]) -> bool:
+    return found["status"] in GOING_ON or found["job"] in ("PENDING", "RUNNING")
 
 
 def _settled(summary: RunSummary, job: Job | None, *, gone: bool) -> str:
@@ -83,9 +97,8 @@ def stop(place: str, name: str, deadline_s: float) -> str:
         RunFailed: it could not be ended from here; says what is left to do.
     """
     folder = open_run(place, name)
-    before = status(place, name)
-    at_work = before["status"] in GOING_ON or before["job"] in ("PENDING", "RUNNING")
-    if before["status"] == "finished" or not at_work:
+    before = _look(folder)
+    if before["status"] == "finished" or not _at_work(before):
         return f"{name} is {before['status']} already"
     _ask_to_stop(folder)
     if _wait_for_end(place, name, deadline_s):
@@ -118,8 +131,7 @@ def _wait_for_end(place: str, name: str, seconds: float) -> bool:
     until = time.monotonic() + seconds
     pause = _URL_POLL_S if is_url(place) else _POLL_S
     while time.monotonic() < until:
-        found = status(place, name)
-        if found["status"] not in GOING_ON and found["job"] not in ("PENDING", "RUNNING"):
+        if not _at_work(status(place, name)):
             return True
         time.sleep(pause)
     return False
@@ -150,8 +162,7 @@ def logs(place: str, name: str, *, follow: bool) -> Iterator[str]:
             written = len(text)
         if ended:
             break
-        found = status(place, name)
-        ended = found["status"] not in GOING_ON and found["job"] not in ("PENDING", "RUNNING")
+        ended = not _at_work(_look(folder))
         time.sleep(_URL_POLL_S if is_url(place) else _POLL_S)
     if not follow and not written:
         raise UsageError(
@@ -167,8 +178,8 @@ def remove(place: str, name: str) -> None:
         UsageError: it is going on.
     """
     folder = open_run(place, name)
-    found = status(place, name)
-    if found["status"] in GOING_ON or found["job"] in ("PENDING", "RUNNING"):
+    found = _look(folder)
+    if _at_work(found):
         raise UsageError(f"{name} is {found['status']}; heliostat stop {name} ends it")
     submission = find_submission(folder)
     if submission and found["job"] not in (None, "unknown"):
@@ -182,7 +193,7 @@ def compare(place: str, names: Sequence[str]) -> str:
     """Returns what tells runs apart: recipe values that differ, and metrics, side by side."""
     folders = [open_run(place, name) for name in names]
     summaries = [summarise(folder) for folder in folders]
-    recipes = [dict(_flat(_recipe(folder))) for folder in folders]
+    recipes = [dict(leaves(read_recipe(folder))) for folder in folders]
     finals = [read_object(folder.result) for folder in folders]
     keys = list(dict.fromkeys(key for recipe in recipes for key in recipe))
     rows = [["", *names]]
@@ -200,31 +211,11 @@ def compare(place: str, names: Sequence[str]) -> str:
             for final, summary in zip(finals, summaries, strict=True)
         ]
         rows.append([str(metric), *("-" if value is None else f"{value:.6g}" for value in values)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return align([[printable(cell) for cell in row] for row in rows], ())
 
 
 def _newest(summary: RunSummary, metric: str | None) -> float | None:
     return summary.score if metric == summary.method.score else None
-
-
-def _recipe(folder: RunFolder) -> dict[str, Any]:
-    try:
-        values: object = yaml.safe_load(folder.recipe.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return cast("dict[str, Any]", values) if isinstance(values, dict) else {}
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(cast("dict[str, Any]", value), f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _cell(value: object) -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
+import yaml
+
 from heliostat.folder import RunFolder
 from heliostat.workload import Plot
 
@@ -64,6 +66,17 @@ def read_events(folder: RunFolder) -> list[dict[str, Any]]:
     """Reads a run's diary, with those of ranks on other machines, in the order of time."""
     found = [event for path in folder.events.files() for event in read_lines(path)]
     return sorted(found, key=lambda event: as_number(event.get("time")) or 0.0)
+
+
+def read_recipe(folder: RunFolder) -> dict[str, Any]:
+    """Reads the values of a run's recipe; empty where it is missing, torn or something else."""
+    if not folder.recipe.is_file():
+        return {}
+    try:
+        found: object = yaml.safe_load(folder.recipe.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return _mapping(found)
 
 
 def read_object(path: Path) -> dict[str, Any]:

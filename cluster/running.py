@@ -14,7 +14,7 @@ import yaml
 
 from algorithms.catalog import CATALOG
 from cluster.places import NAME, open_run, run_folder
-from cluster.records import as_text, read_object
+from cluster.records import as_text, read_object, read_recipe
 from cluster.registry import is_search
 from heliostat.errors import UsageError
 from heliostat.folder import RunFolder
@@ -166,17 +166,13 @@ def _started(folder: RunFolder) -> tuple[str, dict[str, Any]]:
         UsageError: one of the two files is missing or torn.
     """
     spec = as_text(read_object(folder.record).get("workload"))
-    try:
-        found = folder.recipe.is_file()  # a foreign one may be anything
-        values: object = yaml.safe_load(folder.recipe.read_text()) if found else None
-    except (OSError, ValueError, yaml.YAMLError):
-        values = None
-    if not spec or not isinstance(values, dict):
+    values = read_recipe(folder)
+    if not spec or not values:
         raise UsageError(
             f"expected the workload's name in {folder.record} and a recipe in {folder.recipe}, "
             "found one of them missing or torn; start the run anew under another name"
         )
-    return spec, cast("dict[str, Any]", values)
+    return spec, values
 
 
 def _finish(outcome: Outcome, options: Namespace) -> int:

@@ -10,12 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
-import yaml
 
-from cluster.records import as_number, as_text, read_lines, read_object
+from cluster.records import as_number, as_text, read_lines, read_object, read_recipe
 from cluster.registry import Status, align, summarise
 from cluster.search_plan import Goal, Plan, Search, trials_in
 from cluster.spaces import Point, Value, assignments, point_of
@@ -55,19 +53,11 @@ def _read(plan: Plan, trial: RunFolder) -> TrialResult:
         name=trial.name,
         status=summary.status,
         step=summary.step,
-        point=point_of(_recipe(trial), list(plan.space)),
+        point=point_of(read_recipe(trial), list(plan.space)),
         scores=values(trial, tuple(goal.metric for goal in plan.wanted)),
         cloned=sum(event.get("event") == "cloned" for event in events),
         error=((reasons[-1] or "") if failed and reasons else "")[:_REASON_CHARACTERS],
     )
-
-
-def _recipe(trial: RunFolder) -> Mapping[str, Any]:
-    try:
-        found: object = yaml.safe_load(trial.recipe.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def values(folder: RunFolder, metrics: Sequence[str]) -> dict[str, float]:

@@ -102,14 +102,14 @@ class Recipe:
                 outside its range, or a combination that the recipe refuses.
         """
         known = cls.keys()
-        for key, _ in _leaves(values):
+        for key, _ in leaves(values):
             if not cls.knows(key) and not any(name.startswith(key + ".") for name in known):
                 raise UsageError(nearest(key, known))
         try:
             recipe = cast("Self", _adapter(cls).validate_python(dict(values)))
         except ValidationError as error:
             raise UsageError("\n".join(_explain(item) for item in error.errors())) from None
-        for key, value in _leaves(recipe.to_dict()):
+        for key, value in leaves(recipe.to_dict()):
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{key}: expected a finite number, found {value}")
         return recipe
@@ -219,10 +219,11 @@ def _fields(cls: type, prefix: str = "") -> Iterable[tuple[str, object]]:
             yield prefix + item.name, nested
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, object]]:
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, object]]:
+    """Yields each dotted key below ``prefix`` with its value, in the order of nested mappings."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _leaves(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
+            yield from leaves(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
