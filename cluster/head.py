@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from heliostat.errors import HeliostatError, RunFailed
 from heliostat.folder import replace_text
 
@@ -56,6 +58,15 @@ class Head:
     def address(self) -> str:
         """Of its dashboard; raises FileNotFoundError until it is up and once it has ended."""
         return json.loads((self.folder / "head.json").read_text())["address"]
+
+    def is_up(self) -> bool:
+        """Whether it serves; one that is about to end its Ray has said so before."""
+        try:
+            return psutil.pid_exists(
+                int(json.loads((self.folder / "head.json").read_text())["pid"])
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def end(self) -> None:
         """Lets it end, whatever runs on it."""
@@ -184,8 +195,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))
     try:
         with private_ray(head.folder) as address:
-            replace_text(head.folder / "head.json", json.dumps({"address": address}))
+            up = head.folder / "head.json"
+            replace_text(up, json.dumps({"address": address, "pid": os.getpid()}))
             _serve(head, Cluster(address, head.token))
+            up.unlink(missing_ok=True)  # before its Ray ends, which takes a while
     finally:
         head.end()
     return 0

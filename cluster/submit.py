@@ -59,9 +59,14 @@ class Submission:
             UsageError: the cluster cannot be asked.
         """
         head = as_text(read_object(self.folder.job).get("head"))
-        if head and not Path(head).is_dir():  # it ended after its last job, or is elsewhere
+        if head and not Head(Path(head)).is_up():  # it ended after its last job, or is elsewhere
             return None
-        return self.cluster.job(self.job_id)
+        try:
+            return self.cluster.job(self.job_id)
+        except UsageError:
+            if head and not Head(Path(head)).is_up():  # it has just ended
+                return None
+            raise
 
 
 def submit(order: Order, shipment: Shipment) -> Submission:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import time
@@ -220,10 +221,12 @@ def test_a_foreign_folder_gets_no_token(terminal, monkeypatch, tmp_path, head):
         Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         place = tmp_path / "elsewhere"
+        up = {"address": address, "pid": os.getpid()}
         if head == "ours":  # a head of this user's that serves another address
             place = Path(tempfile.mkdtemp(prefix="heliostat-head-"))
-            (place / "head.json").write_text(json.dumps({"address": "http://127.0.0.1:1"}))
+            up["address"] = "http://127.0.0.1:1"
         place.mkdir(exist_ok=True)
+        (place / "head.json").write_text(json.dumps(up))
         (place / "token").write_text("hush")
         folder = terminal.folder("foreign")
         folder.path.mkdir(parents=True)
@@ -235,6 +238,22 @@ def test_a_foreign_folder_gets_no_token(terminal, monkeypatch, tmp_path, head):
         server.shutdown()
         shutil.rmtree(place)
     assert heard == [None]
+
+
+def test_a_private_ray_that_has_ended_or_was_killed_is_not_asked(terminal, tmp_path):
+    folder = terminal.folder("left")
+    folder.path.mkdir(parents=True)
+    folder.recipe.write_text("steps: 1")
+    with subprocess.Popen(["true"]) as killed:
+        killed.wait()
+    head = tmp_path / "head"
+    job = {"address": "http://127.0.0.1:1", "head": str(head)}
+    folder.job.write_text(json.dumps(job))
+    for left_behind in (None, {"address": job["address"], "pid": killed.pid}):
+        head.mkdir(exist_ok=True)
+        if left_behind:
+            (head / "head.json").write_text(json.dumps(left_behind))
+        assert status(str(terminal.runs), "left")["job"] is None
 
 
 def test_no_secret_travels_with_a_submission(terminal, monkeypatch, jobs_address):
