@@ -101,7 +101,7 @@ def wait_for_step(folder: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)]
+    "number", [signal.SIGTERM, signal.SIGKILL]
 )
 def test_a_driver_on_its_own_ray_can_be_stopped_or_killed_and_resumed(
     tmp_path: Path, number: signal.Signals
