@@ -92,14 +92,14 @@ def test_a_run_that_logs_nothing_for_too_long_is_ended(folder: RunFolder) -> Non
 
 def test_a_run_that_got_stuck_is_tried_again_though_it_heeds_signals(folder: RunFolder) -> None:
     script = """
-from heliostat.launch import _signals
 if attempt == 1:
+    from heliostat.launch import _signals
     with _signals(folder) as signals:
         signals.begun = True
         time.sleep(60)
 folder.result.write_text("{}")
 """
-    limits = Job(max_restarts=1, first_pause_s=0, progress_deadline_s=5)
+    limits = Job(max_restarts=1, first_pause_s=0, progress_deadline_s=10)
     assert supervised(folder, script, limits) == 0
     assert verdicts(folder) == ["stuck", "finished"]
 

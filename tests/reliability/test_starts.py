@@ -100,7 +100,9 @@ def wait_for_step(folder: Path, step: int) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_a_driver_on_its_own_ray_can_be_stopped_or_killed_and_resumed(
     tmp_path: Path, number: signal.Signals
 ) -> None:
