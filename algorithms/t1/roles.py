@@ -112,7 +112,8 @@ class Answerer:
         versions = np.full(made.tokens.shape, self._version, np.int32)
         if begun is not None:
             older = begun["versions"][0].reshape(len(versions), -1)
-            kept = np.less(np.arange(older.shape[1]), begun["lengths"][0].reshape(-1, 1))
+            places = np.arange(older.shape[1], dtype=np.int64)
+            kept = np.less(places, begun["lengths"][0].reshape(-1, 1))
             np.copyto(versions[:, : older.shape[1]], older, where=kept)
         return {
             "action": made.tokens.numpy().reshape(*shape, -1),

@@ -109,9 +109,7 @@ class VllmEngine:
                 "log-probabilities are those after truncation; take engine=native"
             )
         known = torch.ones_like(prompts, dtype=torch.bool) if real is None else real
-        asked: list[list[int]] = [
-            row[mask].tolist() for row, mask in zip(prompts, known, strict=True)
-        ]
+        asked = [_ints(row[mask]) for row, mask in zip(prompts, known, strict=True)]
         count = len(asked) * sampling.answers_per_prompt
         answers = blank(count, prompts.device) if begun is None else begun
         left = sampling.max_new_tokens if pause.tokens is None else pause.tokens
@@ -134,11 +132,11 @@ class VllmEngine:
     ) -> Answers:
         """Adds at most ``most`` tokens to every answer that runs."""
         rows = answers.running
-        seeds: list[int] = torch.randint(2**31, (len(rows),), generator=generator).tolist()
+        seeds = torch.randint(2**31, (len(rows),), generator=generator)
         prompts: list[Any] = []
         params: list[Any] = []
-        for row, seed in zip(cast("list[int]", rows.tolist()), seeds, strict=True):
-            written: list[int] = answers.tokens[row, : answers.lengths[row]].tolist()
+        for row, seed in zip(_ints(rows), _ints(seeds), strict=True):
+            written = _ints(answers.tokens[row, : answers.lengths[row]])
             tokens = asked[row // sampling.answers_per_prompt] + written
             prompts.append(self._vllm.TokensPrompt(prompt_token_ids=tokens))
             params.append(
@@ -176,6 +174,10 @@ class VllmEngine:
             return total.hexdigest()
 
         return str(self._llm.apply_model(read))
+
+
+def _ints(values: Tensor) -> list[int]:
+    return cast("list[int]", values.tolist())
 
 
 def _named(weights: Weights) -> Iterator[tuple[str, Tensor]]:
