@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import vllm_stand_in
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -53,6 +55,7 @@ REAL = torch.arange(7) >= torch.tensor([0, 2, 1, 4, 0])[:, None]
     params=[
         "native",
         "transformers",
+        "vllm-stand-in",
         pytest.param(
             "vllm",
             marks=pytest.mark.skipif(
@@ -62,8 +65,12 @@ REAL = torch.arange(7) >= torch.tensor([0, 2, 1, 4, 0])[:, None]
     ],
 )
 def engine(request: pytest.FixtureRequest) -> Engine:
-    recipe = replace(WORKLOAD.recipe("smoke"), engine=request.param, positions=64)
-    return make_engine(recipe, policy)
+    name, _, stand_in = request.param.partition("-")
+    recipe = replace(WORKLOAD.recipe("smoke"), engine=name, positions=64)
+    with pytest.MonkeyPatch.context() as patch:
+        if stand_in:
+            patch.setitem(sys.modules, "vllm", vllm_stand_in)
+        return make_engine(recipe, policy)
 
 
 @pytest.fixture(scope="module")
