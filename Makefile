@@ -41,6 +41,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.pool
 	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.rllib
+	$(BIN)/python -m benchmarks.engines
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage*

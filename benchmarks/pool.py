@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -98,7 +99,7 @@ def compare(members: int, folder: Path) -> tuple[list[float], list[float]]:
 
     def pool_broadcast() -> None:
         # a new snapshot of the same buffer, so that the store is paid for each time
-        pool.each(Listener.read, Weights(0, fresh.buffer, fresh.index))
+        pool.each(Listener.read, replace(fresh))
 
     cast_out = interleaved(REPEATS, pool_broadcast, raw_broadcast, array.copy)
     pool.close()

@@ -204,6 +204,7 @@ def test_a_score_names_the_weights_that_earned_it_and_loads_them_once() -> None:
     given = weights(1.0, version=7)
     scores = [actor.score(Job(None, seed), given) for seed in range(3)]
     assert {score.version for score in scores} == {7}
+    assert {score.key for score in scores} == {given.key}
     assert {score.count for score in scores} == {4}
     assert coin.loads == 1
 
@@ -213,3 +214,5 @@ def test_scores_merge_by_count_and_only_within_a_version() -> None:
     assert merged == Score(1, 4, {"x": 4.0})
     with pytest.raises(ValueError, match=r"one version, found versions \[1, 2\]"):
         merge([Score(1, 1, {"x": 1.0}), Score(2, 1, {"x": 1.0})])
+    with pytest.raises(ValueError, match=r"one set of weights, found digests \['a', 'b'\]"):
+        merge([Score(1, 1, {"x": 1.0}, "a"), Score(1, 1, {"x": 1.0}, "b")])

@@ -60,7 +60,8 @@ def toy_roles(recipe: Any) -> Roles:
 
 def t1_roles(recipe: Any) -> Roles:
     from algorithms.t1.model import TokenScorer
-    from algorithms.t1.roles import Problems, Samplers, Solvers
+    from algorithms.t1.roles import Ask, Problems, Samplers, Solvers
+    from algorithms.t1.sampler import Pause
     from algorithms.t1.tasks import make_policy, make_task
 
     task = make_task(recipe)
@@ -76,7 +77,8 @@ def t1_roles(recipe: Any) -> Roles:
         ],
     )
     jobs = Job(rows, 5), Job(rows[:2], 6)
-    yield Samplers, [(Samplers.play, (job, weights)) for job in jobs]
+    asks = [Ask(job, pause=pause) for job in jobs for pause in (Pause(), Pause(tokens=2))]
+    yield Samplers, [(Samplers.answer, (ask, weights)) for ask in asks]
     yield Solvers, [(Solvers.solve, (job, weights, 0.5, 2)) for job in jobs]
 
 

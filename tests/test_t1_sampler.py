@@ -10,13 +10,14 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from algorithms.t1 import sampler
+from algorithms.t1.decoders import HuggingFaceDecoder, LlamaDecoder
 from algorithms.t1.model import (
     ModelShape,
     TokenScorer,
     local_model,
     scratch_model,
 )
-from algorithms.t1.sampler import Answers, HuggingFaceDecoder, LlamaDecoder, Sampling, sample
+from algorithms.t1.sampler import Answers, Sampling, sample
 from heliostat.errors import UsageError
 
 VOCABULARY, END = 23, 22

@@ -12,6 +12,7 @@ from algorithms.t1.workload import T1Recipe
 from heliostat import Pending, Run, Weights
 from heliostat.actors.environment import Job
 from heliostat.actors.evaluation import Score, merge
+from heliostat.errors import WeightsDiffer
 
 _PROMPTS_PER_JOB = 256
 _SAMPLES = 8
@@ -26,22 +27,22 @@ class Examiner:
     def __init__(self, run: Run[T1Recipe]) -> None:
         self._run = run
         self._rows: dict[Split, list[Row]] = {}
-        self._pending: list[Pending[list[Score]]] = []
+        self._pending: list[tuple[Weights, Pending[list[Score]]]] = []
         self.scores: dict[str, float] = {}
         """Final metrics so far."""
 
     def validate(self, weights: Weights) -> None:
         """Starts scoring on validation prompts at temperature 1 and logs what has come in."""
         if self._run.rank == 0:
-            self._pending.append(self._start("validation", weights, 1.0, 1))
+            self._pending.append((weights, self._start("validation", weights, 1.0, 1)))
             self.collect(wait=False)
 
     def collect(self, wait: bool) -> None:
         """Logs finished scores at the step of the weights that earned them; may wait for all."""
-        while self._pending and (wait or self._pending[0].done()):
-            score = merge(self._pending.pop(0).result())
+        while self._pending and (wait or self._pending[0][1].done()):
+            score = proven(*self._pending.pop(0))
             metrics = {f"eval/{name}": value for name, value in score.means.items()}
-            self._run.log(score.version, metrics)
+            self._run.log(score.version, metrics | {"eval/version": score.version})
 
     def test(self, weights: Weights, prefix: str) -> None:
         """Scores on the held-out test prompts at both temperatures, as ``<prefix>accuracy`` etc."""
@@ -53,8 +54,7 @@ class Examiner:
             for suffix, temperature in TEMPERATURES.items()
         }
         for suffix, pending in started.items():
-            score = merge(pending.result())
-            assert score.version == weights.version, "a score must belong to the weights it names"
+            score = proven(weights, pending)
             means = {f"{prefix}{name}{suffix}": value for name, value in score.means.items()}
             self.scores |= means
         self.scores[f"{prefix}prompts"] = len(self._rows["test"])
@@ -75,6 +75,21 @@ class Examiner:
         ]
         solvers = self._run.pool(Solvers)
         return solvers.start(Solvers.solve, jobs, weights, temperature, answers)
+
+
+def proven(weights: Weights, pending: Pending[list[Score]]) -> Score:
+    """Waits for a score and checks that just these weights earned it.
+
+    Raises:
+        WeightsDiffer: others did.
+    """
+    score = merge(pending.result())
+    if (score.version, score.key) != (weights.version, weights.key):
+        raise WeightsDiffer(
+            f"expected a score of version {weights.version}, digest {weights.key}; found one of "
+            f"version {score.version}, digest {score.key}"
+        )
+    return score
 
 
 def log_samples(run: Run[T1Recipe], task: Task, batch: Batch, step: int) -> None:

@@ -7,18 +7,18 @@ environment of one step whose action is an answer and whose reward is its grade.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from algorithms.t1.model import TokenScorer
-from algorithms.t1.sampler import Sampling, sample
+from algorithms.t1.engines import make_engine
+from algorithms.t1.sampler import NEVER, Answers, Finish, Pause, Sampling
 from algorithms.t1.tasks import Row, Split, Task, make_policy, make_task, to_tensors
 from algorithms.t1.workload import T1Recipe
 from heliostat import Member, Weights, idempotent
 from heliostat.actors.data import Reader, share
-from heliostat.actors.environment import EnvironmentActor, Episodes, Job, Step
+from heliostat.actors.environment import EnvironmentActor, Episodes, Job, Step, play
 from heliostat.actors.evaluation import EvaluationActor, Score
 from heliostat.seeding import numpy_generator
 
@@ -56,7 +56,13 @@ class Answering:
         return self._prompts
 
     def step(self, actions: Mapping[str, np.ndarray]) -> Step:
-        """Grades answers [P, K, L]; rewards are [P, K], and every episode is done."""
+        """Grades answers [P, K, L]; rewards are [P, K], and every episode is done.
+
+        Where an answer waits to go on nothing is graded yet, and all rewards are 0.
+        """
+        if is_aborted(actions):
+            nothing = np.zeros(actions["lengths"].shape, np.float32)
+            return Step(self._prompts, nothing, np.ones_like(nothing, dtype=bool), {})
         grades = self._task.grade(self._rows, actions["action"], actions["lengths"])
         info = {"false_claims": grades.false_claims, "repetitive": grades.repetitive}
         done = np.ones_like(grades.solved)
@@ -68,35 +74,93 @@ class Answerer:
 
     def __init__(self, recipe: T1Recipe, task: Task, sampling: Sampling) -> None:
         self.sampling = sampling
-        self._scorer = TokenScorer(make_policy(recipe, task)).eval()
+        self._engine = make_engine(recipe, lambda: make_policy(recipe, task))
         self._key = ""
+        self._version = -1
 
     def load(self, weights: Weights) -> None:
         """Copies new weights into the model; those it has already cost nothing."""
         if weights.key != self._key:
-            weights.load_into(self._scorer)
+            self._key = ""  # a load that fails leaves the model between two versions
+            self._engine.load(weights)
             self._key = weights.key
+        self._version = weights.version
 
     def act(self, observations: np.ndarray, generator: torch.Generator) -> dict[str, np.ndarray]:
-        """Returns ``action`` int64 and ``log_probs`` float32, [P, K, L], and what describes them.
+        """Returns whole answers; see ``answer``."""
+        return self.answer(observations, generator, None, NEVER)
 
-        ``lengths`` int64 and ``finished`` bool are [P, K]; L is the longest answer of the batch.
+    def answer(
+        self,
+        observations: np.ndarray,
+        generator: torch.Generator,
+        begun: Episodes | None,
+        pause: Pause,
+    ) -> dict[str, np.ndarray]:
+        """Answers prompts [P, S] anew, or goes on with what earlier calls wrote.
+
+        Returns:
+            ``action`` int64, ``log_probs`` float32 as ``Answers.log_probs`` and ``versions`` int32,
+            the version of the weights that drew each token, all [P, K, L], L the longest answer of
+            the batch; ``lengths`` int64, ``finish`` int64 and ``finished`` bool are [P, K].
         """
         prompts, real = to_tensors(observations)
-        answers = sample(
-            self._scorer.policy,
-            prompts,
-            self.sampling,
-            generator,
-            None if bool(real.all()) else real,
-        )
         shape = (len(observations), self.sampling.answers_per_prompt)
+        before = None if begun is None else _answers_of(begun)
+        mask = None if bool(real.all()) else real
+        made = self._engine.sample(prompts, self.sampling, generator, mask, before, pause)
+        versions = np.full(made.tokens.shape, self._version, np.int32)
+        if begun is not None:
+            older = begun["versions"][0].reshape(len(versions), -1)
+            places = np.arange(older.shape[1], dtype=np.int64)
+            kept = np.less(places, begun["lengths"][0].reshape(-1, 1))
+            np.copyto(versions[:, : older.shape[1]], older, where=kept)
         return {
-            "action": answers.tokens.numpy().reshape(*shape, -1),
-            "log_probs": answers.log_probs.numpy().reshape(*shape, -1),
-            "lengths": answers.lengths.numpy().reshape(shape),
-            "finished": answers.finished.numpy().reshape(shape),
+            "action": made.tokens.numpy().reshape(*shape, -1),
+            "log_probs": made.log_probs.numpy().reshape(*shape, -1),
+            "versions": versions.reshape(*shape, -1),
+            "lengths": made.lengths.numpy().reshape(shape),
+            "finish": made.finish.numpy().reshape(shape),
+            "finished": made.finished.numpy().reshape(shape),
         }
+
+
+def is_aborted(fields: Mapping[str, np.ndarray]) -> bool:
+    """Whether some answer waits to go on."""
+    return "finish" in fields and bool((fields["finish"] == Finish.ABORTED).any())
+
+
+def _answers_of(begun: Episodes) -> Answers:
+    """Rebuilds what an earlier call returned, N = P * K rows."""
+    given = (begun[name][0] for name in ("action", "log_probs", "lengths", "finish"))
+    tokens, log_probs, lengths, finish = map(torch.tensor, given)
+    rows = lengths.numel()
+    return Answers(
+        tokens.reshape(rows, -1), log_probs.reshape(rows, -1), lengths.flatten(), finish.flatten()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One call to a sampler: prompts, and what earlier calls have written of their answers."""
+
+    job: Job
+    begun: Episodes | None = None
+    pause: Pause = NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class _Resumed:
+    """The policy of one ask."""
+
+    answerer: Answerer
+    ask: Ask
+
+    def load(self, weights: Weights) -> None:
+        self.answerer.load(weights)
+
+    def act(self, observations: np.ndarray, generator: torch.Generator) -> dict[str, np.ndarray]:
+        return self.answerer.answer(observations, generator, self.ask.begun, self.ask.pause)
 
 
 class Samplers(EnvironmentActor):
@@ -105,7 +169,14 @@ class Samplers(EnvironmentActor):
     def __init__(self, recipe: T1Recipe, member: Member) -> None:
         del member
         task = make_task(recipe)
-        super().__init__(Answering(task), Answerer(recipe, task, _sampling(recipe, task)))
+        self._answering = Answering(task)
+        self._answerer = Answerer(recipe, task, _sampling(recipe, task))
+        super().__init__(self._answering, self._answerer)
+
+    @idempotent
+    def answer(self, ask: Ask, weights: Weights) -> Episodes:
+        """Answers the job's prompts, or goes on; graded once every answer has ended."""
+        return play(self._answering, _Resumed(self._answerer, ask), ask.job, weights)
 
 
 class Solvers(EvaluationActor):

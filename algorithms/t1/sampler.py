@@ -1,8 +1,8 @@
 """Samples K answers to each prompt with exact log-probabilities: the hot loop of T1.
 
 A prompt is prefilled once and its cache is shared out to its K answers; keys and values live in
-buffers of fixed size; answers that ended leave the batch. Llamas take a direct forward pass over
-fused weights, every other causal model its own forward with a dynamic cache.
+buffers of fixed size; answers that ended leave the batch. Sampling may pause and go on later, with
+other weights, behind what was written.
 
 Shapes: ``P`` prompts, ``K`` answers each, ``N = P * K`` answers, ``S`` prompt tokens, ``L`` answer
 tokens, ``B`` answers still running, ``V`` vocabulary.
@@ -10,15 +10,16 @@ tokens, ``B`` answers still running, ``V`` vocabulary.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from typing import Protocol, cast, runtime_checkable
+from enum import IntEnum
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (PyTorch's own name for it)
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers import PreTrainedModel
+
+from algorithms.t1.decoders import Decoder, decoder_for
 
 _COMPACT_FRACTION = 1 / 16
 """Ended answers leave the batch when they are this share of it: copying a cache costs a little."""
@@ -60,6 +61,33 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """When a call returns although answers still run; by default never. One token is always drawn.
+
+    Attributes:
+        tokens: Most tokens that a call adds to an answer; repeatable.
+        seconds: Longest time that a call decodes; what it cuts depends on the machine.
+    """
+
+    tokens: int | None = None
+    seconds: float = float("inf")
+
+
+NEVER = Pause()
+
+
+class Finish(IntEnum):
+    """Why an answer has its length."""
+
+    END = 0
+    """It drew the end token."""
+    LENGTH = 1
+    """It was cut at ``max_new_tokens``."""
+    ABORTED = 2
+    """A pause left it unfinished; it can go on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Answers:
     """``N`` answers; those to prompt p are the rows ``p * K`` to ``(p + 1) * K - 1``.
 
@@ -69,45 +97,40 @@ class Answers:
             distribution: temperature is in it, ``min_p`` is not (temperature 0 counts as 1). 0 in
             the padding. ``TokenScorer`` at the same temperature gives the same numbers.
         lengths: ``[N]`` int64, tokens of each answer, the end token included.
-        finished: ``[N]``, True for a drawn end token, False for an answer cut at the limit.
+        finish: ``[N]`` int64, the ``Finish`` of each.
     """
 
     tokens: Int[Tensor, "N L"]
     log_probs: Float[Tensor, "N L"]
     lengths: Int[Tensor, " N"]
-    finished: Bool[Tensor, " N"]
+    finish: Int[Tensor, " N"]
+
+    @property
+    def finished(self) -> Bool[Tensor, " N"]:
+        """True for a drawn end token."""
+        return self.finish == Finish.END
+
+    @property
+    def running(self) -> Int[Tensor, " B"]:
+        """Rows that can go on."""
+        return (self.finish == Finish.ABORTED).nonzero().squeeze(1)
 
 
-@runtime_checkable
-class Decoder(Protocol):
-    """A model with the caches of the answers that still run."""
-
-    def prefill(
-        self, prompts: Int[Tensor, "P S"], real: Bool[Tensor, "P S"] | None, copies: int, room: int
-    ) -> Float[Tensor, "N V"]:
-        """Reads the prompts, makes ``copies`` of each and ``room`` for tokens; gives logits."""
-        ...
-
-    def step(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
-        """Appends one token to each running answer and returns the logits of the next."""
-        ...
-
-    def keep(self, rows: Int[Tensor, " B"]) -> None:
-        """Drops all running answers but ``rows``."""
-        ...
-
-
-def sample(
+def sample(  # noqa: PLR0913, PLR0917 - the last two are seldom given
     model: PreTrainedModel,
     prompts: Int[Tensor, "P S"],
     sampling: Sampling,
     generator: torch.Generator,
     real: Bool[Tensor, "P S"] | None = None,
+    begun: Answers | None = None,
+    pause: Pause = NEVER,
 ) -> Answers:
     """Samples ``K`` answers to each prompt.
 
-    The answers depend on the arguments alone; answer n uses column n of the uniforms drawn at the
-    start, so that neither the order in which others end nor compaction changes it.
+    The answers depend on the arguments alone; token t of answer n uses uniform ``[t, n]`` of those
+    drawn at the start, so that neither the order in which others end nor compaction changes it. So
+    answers that were paused and go on with an equal generator and equal weights are those that
+    would have come without a pause.
 
     Args:
         model: Any causal language model of Hugging Face, without dropout or in evaluation mode.
@@ -115,53 +138,116 @@ def sample(
         sampling: Numbers of answers and tokens, temperature, truncation.
         generator: On the CPU or the model's device.
         real: False on the padding of ``prompts``; None where there is none.
+        begun: What an earlier call with the same prompts and sampling returned; its aborted
+            answers go on, read anew together with their prompts, and the others stay.
+        pause: When to return although answers still run.
 
     Returns:
-        The answers, on the model's device.
+        All N answers, on the model's device.
     """
-    with torch.inference_mode():
-        tokens, log_probs = _decode(model, prompts, sampling, generator, real)
-    # Copies made outside inference mode may take part in a backward pass.
-    tokens = tokens.T.clone(memory_format=torch.contiguous_format)
-    log_probs = log_probs.T.clone(memory_format=torch.contiguous_format)
-    ended = tokens == sampling.end_token
-    finished = ended.any(dim=1)
-    lengths = (ended.int().argmax(dim=1) + 1).where(finished, tokens.shape[1])
-    return Answers(tokens, log_probs, lengths, finished)
-
-
-def _decode(
-    model: PreTrainedModel,
-    prompts: Int[Tensor, "P S"],
-    sampling: Sampling,
-    generator: torch.Generator,
-    real: Bool[Tensor, "P S"] | None,
-) -> tuple[Int[Tensor, "L N"], Float[Tensor, "L N"]]:
-    """Draws token by token until all answers ended or the limit is reached."""
-    decoder = decoder_for(model)
     count, limit = len(prompts) * sampling.answers_per_prompt, sampling.max_new_tokens
-    device = prompts.device
-    uniforms = torch.rand(limit, count, generator=generator, device=generator.device).to(device)
-    tokens = torch.full((limit, count), sampling.end_token, device=device)
-    log_probs = torch.zeros(limit, count, device=device)
-    rows = torch.arange(count, device=device)
-    running = torch.ones(count, dtype=torch.bool, device=device)
+    tokens = torch.full((limit, count), sampling.end_token, device=prompts.device)
+    log_probs = torch.zeros(limit, count, device=prompts.device)
+    if begun is not None:
+        tokens[: begun.tokens.shape[1]] = begun.tokens.T
+        log_probs[: begun.tokens.shape[1]] = begun.log_probs.T
+        if len(begun.running) == 0:
+            return begun
+    uniforms = torch.rand(limit, count, generator=generator, device=generator.device)
+    with torch.inference_mode():
+        decoder = decoder_for(model)
+        if begun is None:
+            rows = torch.arange(count, device=prompts.device)
+            written = torch.zeros_like(rows)
+            logits = decoder.prefill(prompts, real, sampling.answers_per_prompt, limit)
+        else:
+            rows, written = begun.running, begun.lengths[begun.running]
+            inputs = behind(prompts, real, begun, rows, sampling.answers_per_prompt)
+            logits = decoder.prefill(*inputs, 1, limit - int(written.min()))
+        drawing = _Drawing(tokens, log_probs, uniforms.to(prompts.device), rows, written)
+        rows, written = drawing.run(decoder, logits, sampling, pause)
+    return _laid_out(drawing, rows, written, sampling)
 
-    logits = decoder.prefill(prompts, real, sampling.answers_per_prompt, limit)
-    place = 0
-    while True:
-        drawn, drawn_log_probs = _draw(logits, uniforms[place, rows], sampling)
-        tokens[place, rows] = drawn.where(running, sampling.end_token)
-        log_probs[place, rows] = drawn_log_probs.where(running, 0.0)
-        running = running & (drawn != sampling.end_token)
-        place, alive = place + 1, int(running.sum())
-        if alive == 0 or place == limit:
-            return tokens[:place], log_probs[:place]
-        if alive <= len(running) * (1 - _COMPACT_FRACTION):
-            kept = running.nonzero().squeeze(1)
-            decoder.keep(kept)
-            drawn, rows, running = drawn[kept], rows[kept], running[kept]
-        logits = decoder.step(drawn)
+
+def behind(
+    prompts: Int[Tensor, "P S"],
+    real: Bool[Tensor, "P S"] | None,
+    begun: Answers,
+    rows: Int[Tensor, " B"],
+    copies: int,
+) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
+    """Joins prompts and what was written of their answers, padded on the left again.
+
+    Returns:
+        (tokens, False on padding or None where there is none).
+    """
+    owners, lengths = rows // copies, begun.lengths[rows]
+    longest = int(lengths.max())
+    asked = prompts[owners]
+    known = torch.ones_like(asked, dtype=torch.bool) if real is None else real[owners]
+    inside = torch.arange(longest, device=rows.device) < lengths[:, None]
+    joined = torch.cat([asked, begun.tokens[rows, :longest]], dim=1)
+    mask = torch.cat([known, inside], dim=1)
+    if bool(mask.all()):
+        return joined, None
+    order = torch.argsort(mask.int(), dim=1, stable=True)  # padding to the left, the rest in order
+    return joined.gather(1, order), mask.gather(1, order)
+
+
+@dataclass(slots=True)
+class _Drawing:
+    """Tokens and log-probabilities as they are drawn, ``[limit, N]``."""
+
+    tokens: Tensor
+    log_probs: Tensor
+    uniforms: Tensor
+    rows: Int[Tensor, " B"]
+    """Which answers run."""
+    written: Int[Tensor, " B"]
+    """Tokens that each had before this call."""
+
+    def run(
+        self, decoder: Decoder, logits: Tensor, sampling: Sampling, pause: Pause
+    ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
+        """Draws token by token; returns the answers that a pause left, and their lengths."""
+        deadline = time.monotonic() + pause.seconds
+        rows, places = self.rows, self.written
+        running = torch.ones_like(rows, dtype=torch.bool)
+        # Answers of unequal length reach the limit one by one: each must leave when it does.
+        ragged = bool((places != places[0]).any())
+        most = 1.0 if ragged else 1 - _COMPACT_FRACTION
+        drawn_tokens = 0
+        while True:
+            drawn, log_probs = _draw(logits, self.uniforms[places, rows], sampling)
+            self.tokens[places, rows] = drawn.where(running, sampling.end_token)
+            self.log_probs[places, rows] = log_probs.where(running, 0.0)
+            places, drawn_tokens = places + 1, drawn_tokens + 1
+            running = running & (drawn != sampling.end_token) & (places < sampling.max_new_tokens)
+            alive = int(running.sum())
+            if alive == 0 or drawn_tokens == pause.tokens or time.monotonic() >= deadline:
+                return rows[running], places[running]
+            if alive < len(running) and alive <= len(running) * most:
+                kept = running.nonzero().squeeze(1)
+                decoder.keep(kept)
+                drawn, rows, places, running = drawn[kept], rows[kept], places[kept], running[kept]
+            logits = decoder.step(drawn)
+
+
+def _laid_out(
+    drawing: _Drawing, rows: Int[Tensor, " B"], written: Int[Tensor, " B"], sampling: Sampling
+) -> Answers:
+    """Cuts the buffers to the longest answer and says how each ended."""
+    ended = drawing.tokens == sampling.end_token
+    finished = ended.any(dim=0)
+    lengths = (ended.int().argmax(dim=0) + 1).where(finished, sampling.max_new_tokens)
+    lengths[rows] = written
+    finish = torch.full_like(lengths, Finish.LENGTH).where(~finished, int(Finish.END))
+    finish[rows] = int(Finish.ABORTED)
+    longest = int(lengths.max())
+    # Copies made outside inference mode may take part in a backward pass.
+    tokens = drawing.tokens[:longest].T.clone(memory_format=torch.contiguous_format)
+    log_probs = drawing.log_probs[:longest].T.clone(memory_format=torch.contiguous_format)
+    return Answers(tokens, log_probs, lengths, finish)
 
 
 def _draw(
@@ -185,216 +271,3 @@ def _draw(
         level = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
         drawn = torch.searchsorted(below, level[:, None], right=True).squeeze(1)
     return drawn, log_p.gather(1, drawn[:, None]).squeeze(1)
-
-
-def decoder_for(model: PreTrainedModel) -> Decoder:
-    """Returns the direct decoder for a plain Llama and the general one for any other model."""
-    if LlamaDecoder.serves(model):
-        return LlamaDecoder(cast("LlamaForCausalLM", model))
-    return HuggingFaceDecoder(model)
-
-
-class HuggingFaceDecoder:
-    """Decodes with the model's own forward pass and a dynamic cache."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self._cache = DynamicCache(config=model.config)
-        self._real: Bool[Tensor, "B _"] = torch.empty(0, 0, dtype=torch.bool)
-        self._positions: Int[Tensor, "B 1"] = torch.empty(0, 1, dtype=torch.int64)
-
-    def prefill(
-        self, prompts: Int[Tensor, "P S"], real: Bool[Tensor, "P S"] | None, copies: int, room: int
-    ) -> Float[Tensor, "N V"]:
-        """Reads the prompts; the cache grows by itself, so that ``room`` is not needed."""
-        del room
-        real = torch.ones_like(prompts, dtype=torch.bool) if real is None else real
-        positions = (real.cumsum(dim=1) - 1).clamp(min=0)
-        logits = self._forward(prompts, real, positions)
-        self._cache.batch_repeat_interleave(copies)
-        self._real = real.repeat_interleave(copies, dim=0)
-        self._positions = positions[:, -1:].repeat_interleave(copies, dim=0)
-        return logits.repeat_interleave(copies, dim=0)
-
-    def step(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
-        """Appends one token to each running answer."""
-        self._real = F.pad(self._real, (0, 1), value=True)
-        self._positions = self._positions + 1
-        return self._forward(tokens[:, None], self._real, self._positions)
-
-    def keep(self, rows: Int[Tensor, " B"]) -> None:
-        """Drops all running answers but ``rows``."""
-        self._cache.batch_select_indices(rows)
-        self._real, self._positions = self._real[rows], self._positions[rows]
-
-    def _forward(self, tokens: Tensor, real: Tensor, positions: Tensor) -> Tensor:
-        output = self._model(
-            input_ids=tokens,
-            attention_mask=real.long(),
-            position_ids=positions,
-            cache=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1]
-
-
-@dataclass(frozen=True, slots=True)
-class _FusedLayer:
-    """One block's matrices as ``[in, out]``, with the weights of the norms before them in them."""
-
-    qkv: Tensor
-    out: Tensor
-    gate_up: Tensor
-    down: Tensor
-
-
-class LlamaDecoder:
-    """Decodes a plain Llama without its modules: fused matrices and buffers of fixed size.
-
-    Shapes: ``G`` key/value heads, ``R`` query heads for each of them, ``D`` width of a head, ``H``
-    hidden width, ``C`` capacity of the caches.
-    """
-
-    @staticmethod
-    def serves(model: PreTrainedModel) -> bool:
-        """Whether ``model`` is a Llama without biases, with silu and unsharded float32 weights.
-
-        In shorter types the fused matrices would round unlike the model's own.
-        """
-        if type(model) is not LlamaForCausalLM:
-            return False
-        config, weights = model.config, [weight.data for weight in model.parameters()]
-        biased = config.attention_bias or config.mlp_bias
-        plain = all(type(w) is Tensor and w.dtype == torch.float32 for w in weights)
-        return plain and not biased and config.hidden_act == "silu"
-
-    def __init__(self, model: LlamaForCausalLM) -> None:
-        config = model.config
-        self._groups = cast("int", config.num_key_value_heads)
-        self._repeats = config.num_attention_heads // self._groups
-        self._width = cast("int", config.head_dim)
-        self._epsilon: float = config.rms_norm_eps
-        self._rotary = model.model.rotary_emb
-        self._embedding = model.model.embed_tokens.weight
-        self._layers = [_fuse(cast("LlamaDecoderLayer", layer)) for layer in model.model.layers]
-        self._head = _folded(model.model.norm.weight, model.lm_head.weight)
-        self._keys: list[Float[Tensor, "BG C D"]] = []
-        self._values: list[Float[Tensor, "BG C D"]] = []
-        self._size = 0
-        self._real: Bool[Tensor, "B C"] | None = None
-        self._cos = self._sin = self._embedding
-
-    def prefill(
-        self, prompts: Int[Tensor, "P S"], real: Bool[Tensor, "P S"] | None, copies: int, room: int
-    ) -> Float[Tensor, "N V"]:
-        """Reads the prompts and lays out the caches of their ``copies`` answers."""
-        count, length = prompts.shape
-        self._size = length
-        self._set_rotations(prompts, real, length + room)
-        mask = None if real is None else _causal_mask(real)
-        x = F.embedding(prompts.flatten(), self._embedding)
-        for layer in self._layers:
-            q, k, v = self._project(layer, x, count, slice(0, length))
-            attended = F.scaled_dot_product_attention(
-                q, k, v, mask, is_causal=mask is None, scale=1.0, enable_gqa=self._repeats > 1
-            )
-            x = self._advance(layer, x, attended.transpose(1, 2).reshape(count * length, -1))
-            for caches, new in ((self._keys, k), (self._values, v)):
-                cache = new.new_empty(count * copies * self._groups, length + room, self._width)
-                cache[:, :length] = new.repeat_interleave(copies, dim=0).flatten(0, 1)
-                caches.append(cache)
-        if real is not None:
-            self._real = F.pad(real, (0, room), value=True).repeat_interleave(copies, dim=0)
-            self._cos = self._cos.repeat_interleave(copies, dim=0)
-            self._sin = self._sin.repeat_interleave(copies, dim=0)
-        return self._logits(x.view(count, length, -1)[:, -1]).repeat_interleave(copies, dim=0)
-
-    def step(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
-        """Appends one token to each running answer."""
-        place, self._size = self._size, self._size + 1
-        hidden = None if self._real is None else ~self._real[:, : self._size]
-        x = F.embedding(tokens, self._embedding)
-        for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
-            q, k, v = self._project(layer, x, len(tokens), slice(place, self._size))
-            keys[:, place] = k.reshape(-1, self._width)
-            values[:, place] = v.reshape(-1, self._width)
-            queries = q.reshape(-1, self._repeats, self._width)
-            scores = torch.bmm(queries, keys[:, : self._size].mT)
-            if hidden is not None:
-                rows = hidden.repeat_interleave(self._groups, dim=0)[:, None]
-                scores = scores.masked_fill(rows, -torch.inf)
-            attended = torch.bmm(scores.softmax(dim=-1), values[:, : self._size])
-            x = self._advance(layer, x, attended.view(len(tokens), -1))
-        return self._logits(x)
-
-    def keep(self, rows: Int[Tensor, " B"]) -> None:
-        """Drops all running answers but ``rows``."""
-        heads = torch.arange(self._groups, device=rows.device)
-        owned = (rows[:, None] * self._groups + heads).flatten()
-        self._keys = [keys[owned] for keys in self._keys]
-        self._values = [values[owned] for values in self._values]
-        if self._real is not None:
-            self._real, self._cos, self._sin = self._real[rows], self._cos[rows], self._sin[rows]
-
-    def _set_rotations(
-        self, prompts: Int[Tensor, "P S"], real: Bool[Tensor, "P S"] | None, capacity: int
-    ) -> None:
-        """Tabulates cosines and signed sines, ``[P or 1, C, D]``, for positions from 0."""
-        positions = torch.arange(capacity, device=prompts.device)[None]
-        if real is not None:
-            positions = (positions - (~real).sum(dim=1, keepdim=True)).clamp(min=0)
-        cos, sin = self._rotary(self._embedding, positions)
-        half = self._width // 2
-        self._cos, self._sin = cos, torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
-
-    def _project(
-        self, layer: _FusedLayer, x: Float[Tensor, "BT H"], batch: int, places: slice
-    ) -> tuple[Float[Tensor, "B GR T D"], Float[Tensor, "B G T D"], Float[Tensor, "B G T D"]]:
-        """Computes rotated queries (already scaled by D^-1/2) and keys, and values."""
-        queries = self._groups * self._repeats
-        qkv = (self._normed(x) @ layer.qkv).view(batch, -1, queries + 2 * self._groups, self._width)
-        turned, values = qkv[:, :, : -self._groups], qkv[:, :, -self._groups :]
-        cos, sin = self._cos[:, places, None], self._sin[:, places, None]
-        turned = torch.addcmul(turned * cos, turned.roll(self._width // 2, dims=-1), sin)
-        q, k = turned[:, :, :queries], turned[:, :, queries:]
-        return q.transpose(1, 2), k.transpose(1, 2), values.transpose(1, 2)
-
-    def _advance(
-        self, layer: _FusedLayer, x: Float[Tensor, "BT H"], attended: Float[Tensor, "BT GRD"]
-    ) -> Float[Tensor, "BT H"]:
-        """Adds the attention's output and the gated feed-forward layer to the residual stream."""
-        x = torch.addmm(x, attended, layer.out)
-        gate, up = (self._normed(x) @ layer.gate_up).chunk(2, dim=-1)
-        return torch.addmm(x, F.silu(gate).mul_(up), layer.down)
-
-    def _normed(self, x: Float[Tensor, "BT H"]) -> Float[Tensor, "BT H"]:
-        return F.rms_norm(x, x.shape[-1:], eps=self._epsilon)
-
-    def _logits(self, x: Float[Tensor, "B H"]) -> Float[Tensor, "B V"]:
-        return self._normed(x) @ self._head
-
-
-def _fuse(layer: LlamaDecoderLayer) -> _FusedLayer:
-    attention, mlp = layer.self_attn, layer.mlp
-    query = attention.q_proj.weight * attention.scaling
-    qkv = torch.cat([query, attention.k_proj.weight, attention.v_proj.weight])
-    gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-    return _FusedLayer(
-        qkv=_folded(layer.input_layernorm.weight, qkv),
-        out=attention.o_proj.weight.T,
-        gate_up=_folded(layer.post_attention_layernorm.weight, gate_up),
-        down=mlp.down_proj.weight.T,
-    )
-
-
-def _folded(norm: Float[Tensor, " H"], matrix: Float[Tensor, "O H"]) -> Float[Tensor, "H O"]:
-    """Moves a norm's weight into the matrix that follows it, and transposes."""
-    return (matrix * norm).T.contiguous()
-
-
-def _causal_mask(real: Bool[Tensor, "P S"]) -> Bool[Tensor, "P 1 S S"]:
-    """Who sees whom in left-padded prompts; padding sees itself, for a row of softmax needs one."""
-    length = real.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=real.device).tril()
-    return ((causal & real[:, None, :]) | (causal & causal.T))[:, None]

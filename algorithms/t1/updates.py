@@ -111,6 +111,8 @@ class Batch:
     """Marks the answer's tokens, its end included."""
     sampled: Float[Tensor, "N T"]
     """Log-probabilities as the sampler recorded them, 0 outside the answer."""
+    versions: Int[Tensor, "N T"]
+    """Of the weights that drew each token, 0 outside the answer."""
     lengths: Int[Tensor, " N"]
     """Tokens of each answer."""
     finished: Bool[Tensor, " N"]
@@ -121,7 +123,7 @@ class Batch:
     copies: int
     """K."""
     version: int
-    """Of the oldest weights that sampled it."""
+    """Of the oldest weights that drew a token of it."""
 
     @classmethod
     def of(cls, parts: Sequence[Episodes]) -> Batch:
@@ -133,6 +135,9 @@ class Batch:
         lengths = _flat(parts, "lengths")
         given, real = to_tensors(np.repeat(prompts, copies, axis=0))
         inside = torch.arange(longest) < lengths[:, None]
+        newest = max(part.version for part in parts)
+        versions = joined([part["versions"][0] for part in parts], 0).reshape(-1, longest)
+        versions = np.where(inside.numpy(), versions, newest)
         start = torch.zeros_like(given)
         # A row begins with the padding of its prompt: reading from behind it moves all to the left.
         room = (~real).sum(dim=1, keepdim=True)
@@ -149,13 +154,14 @@ class Batch:
             tokens=moved(given, answers),
             answer=moved(start.bool(), inside),
             sampled=moved(start.float(), torch.from_numpy(log_probs.reshape(-1, longest))),
+            versions=moved(start.int(), torch.from_numpy(versions)),
             lengths=lengths,
             finished=_flat(parts, "finished"),
             rewards=_flat(parts, "reward"),
             repetitive=_flat(parts, "repetitive"),
             false_claims=_flat(parts, "false_claims"),
             copies=copies,
-            version=min(part.version for part in parts),
+            version=int(versions.min(initial=newest)),
         )
 
 
@@ -194,7 +200,7 @@ def policy_update(
     """
     recipe = run.recipe
     everything = batch
-    if recipe.drop_flat_groups:
+    if recipe.drop_flat_groups or recipe.dynamic_sampling:
         batch = _mixed_groups(batch)
     rewards = penalised_rewards(batch.rewards, _patterns(recipe, batch), recipe.penalise)
     passes = micro_batches(run, (batch.answer * torch.arange(batch.answer.shape[1])).amax(1) + 1)

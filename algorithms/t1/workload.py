@@ -60,8 +60,17 @@ class T1Recipe(Recipe):
     """Sampling temperature of training."""
     min_p: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Tokens less likely than this share of the likeliest are not sampled."""
+    engine: Literal["native", "transformers", "vllm"] = "native"
+    """What samples: our own sampler, Hugging Face's ``generate`` as its reference, or vLLM."""
     max_staleness: Annotated[int, Ge(0)] = 1
-    """How many updates old the weights behind a batch may be; 0 samples and learns in turn."""
+    """How many updates old the weights behind a token may be; 0 samples and learns in turn."""
+    partial_tokens: Annotated[int, Ge(0)] = 0
+    """Tokens after which answers sampled ahead pause, to go on with newer weights; 0 never."""
+    sample_deadline_s: Annotated[float, Ge(0)] = 0.0
+    """Seconds after which they pause, 0 never; other than with tokens, no run is like another."""
+    dynamic_sampling: Annotated[int, Ge(0)] = 0
+    """Most rounds of further prompts an update in place of those whose answers all earned the same,
+    which teach nothing and are left out; 0 takes none."""
 
     lr: Annotated[float, Gt(0)] = 1.5e-6
     """Peak rate of AdamW in reinforcement learning."""
@@ -130,6 +139,7 @@ class T1Recipe(Recipe):
                     f"{key}: expected at least layout.learners={self.layout.learners}, "
                     f"found {getattr(self, key)}; each rank needs some"
                 )
+        self._check_engine()
         if self.optimizer == "muon" and self.layout.parallelism != "ddp":
             raise UsageError("optimizer: muon needs layout.parallelism=ddp; take adamw")
         if self.model and not (Path(self.model) / "config.json").is_file():
@@ -144,6 +154,18 @@ class T1Recipe(Recipe):
             )
         if not self.model and self.hidden % 32:
             raise UsageError(f"hidden: expected a multiple of 32, found {self.hidden}")
+
+    def _check_engine(self) -> None:
+        if self.engine == "vllm" and self.min_p > 0:
+            raise UsageError(
+                f"min_p: expected 0 with engine=vllm, found {self.min_p}; vLLM tells "
+                "log-probabilities of what is left after truncation; take engine=native"
+            )
+        if (self.partial_tokens or self.sample_deadline_s) and self.max_staleness == 0:
+            raise UsageError(
+                "max_staleness: expected at least 1 with partial_tokens or sample_deadline_s, "
+                "found 0; answers that are needed at once cannot pause"
+            )
 
 
 _SMALL = T1Recipe(

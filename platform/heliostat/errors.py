@@ -31,6 +31,10 @@ class MethodFailed(RunFailed):
     """The method itself raised; another attempt would meet the same fault."""
 
 
+class WeightsDiffer(HeliostatError, RuntimeError):
+    """A model does not hold the weights that it should; the message gives both digests."""
+
+
 class CheckpointCorrupt(HeliostatError, OSError):
     """A checkpoint folder lacks its marker, or its files differ from what the marker promises."""
 

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from heliostat.errors import WeightsDiffer
 from heliostat.layout import Layout
 from heliostat.weights import Weights
 
@@ -26,6 +27,8 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Optimizers = Optimizer | Sequence[Optimizer]
 """One optimiser, or several that share out the parameters."""
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_LEAST_MOVE = 1e-9
+"""A step of a smaller rate times gradient norm may leave every float32 weight as it is."""
 
 
 class Learner(Generic[ModuleT]):
@@ -46,6 +49,7 @@ class Learner(Generic[ModuleT]):
         self.model: ModuleT = model.to(device)
         """The module itself; call it through ``forward`` where gradients must meet."""
         self._device = device
+        self._moved, self._key = False, ""
         self._bfloat16 = layout.precision == "bfloat16"
         self.forward: Callable[..., Any] = self.model
         if world > 1 and layout.parallelism == "ddp":
@@ -82,13 +86,17 @@ class Learner(Generic[ModuleT]):
             The global 2-norm of the gradients before clipping.
         """
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        largest = 0.0
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * rate
+                largest = max(largest, float(group["lr"]))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         full = getattr(norm, "full_tensor", None)  # sharded gradients give a sharded norm
-        return float(full() if full else norm)
+        before_clipping = float(full() if full else norm)
+        self._moved |= largest * min(before_clipping, max_norm) > _LEAST_MOVE
+        return before_clipping
 
     def restart(self, optimizers: Callable[[ModuleT], Optimizers]) -> None:
         """Begins a new phase: replaces the optimisers and forgets what they knew."""
@@ -111,6 +119,7 @@ class Learner(Generic[ModuleT]):
 
         Learning rates and the like stay those of the optimisers that were made here.
         """
+        self._moved = False
         if not state["optimizer"]:
             load_full_state(self.model, state["model"])
             return
@@ -128,9 +137,22 @@ class Learner(Generic[ModuleT]):
             group.update(settings)
 
     def weights(self, version: int) -> Weights:
-        """Snapshots the model for the actors, gathering shards where there are any."""
+        """Snapshots the model for the actors, gathering shards where there are any.
+
+        Raises:
+            WeightsDiffer: steps with a gradient were taken since the last snapshot, yet this one is
+                equal: what the steps trained is not what the actors get.
+        """
         whole = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
-        return Weights.of_tensors(cast("dict[str, torch.Tensor]", whole), version)
+        taken = Weights.of_tensors(cast("dict[str, torch.Tensor]", whole), version)
+        if self._moved and taken.key == self._key:
+            raise WeightsDiffer(
+                f"version {version}: expected weights changed by steps since the last snapshot, "
+                f"found its digest {taken.key} again; check that the optimiser's parameters are "
+                "those of the model that is sent"
+            )
+        self._moved, self._key = False, taken.key
+        return taken
 
 
 def full_state(module: nn.Module) -> dict[str, Any]:

@@ -31,6 +31,7 @@ R = TypeVar("R")
 RoleT = TypeVar("RoleT")
 _INLINE_BYTES = 64 * 1024  # smaller arguments travel inside the call
 _RETRY_PAUSE_S = 0.2
+_FETCH_S = 300.0
 logger = logging.getLogger("heliostat")
 
 
@@ -252,14 +253,24 @@ class _Deadline:
         return max(0.0, self.start + self.seconds - time.monotonic())
 
 
-_in_store: WeakKeyDictionary[Weights, Any] = WeakKeyDictionary()
+@dataclass(frozen=True, slots=True)
+class _StoredBucket:
+    """A bucket of weights in the object store, fetched to a node when first read there."""
+
+    ref: Any
+
+    def read(self) -> np.ndarray:
+        return _get(self.ref, _Deadline(_FETCH_S), "a bucket of weights")
+
+
+_in_store: WeakKeyDictionary[Weights, Weights] = WeakKeyDictionary()
 
 
 def _stored(argument: object) -> object:
     """Puts a large argument into the object store, weights once for all calls that use them."""
-    if isinstance(argument, Weights) and argument.buffer.nbytes > _INLINE_BYTES:
+    if isinstance(argument, Weights) and argument.nbytes > _INLINE_BYTES:
         if argument not in _in_store:
-            _in_store[argument] = ray.put(argument)
+            _in_store[argument] = argument.moved(lambda data: _StoredBucket(ray.put(data)))
         return _in_store[argument]
     if isinstance(argument, np.ndarray):
         array = cast("np.ndarray", argument)

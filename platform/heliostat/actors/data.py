@@ -76,26 +76,33 @@ class Stream(Generic[Row]):
         """Rows in the whole data set."""
         if self.size == 0:
             raise ValueError(f"the data set behind pool {pool.name!r} has no rows; give it some")
-        self._position = 0
+        self.position = 0
+        """Rows handed out so far; the next has this place in the endless order."""
         self._ahead: _Ahead[Row] | None = None
 
     def next(self, count: int) -> list[Row]:
         """Returns the next ``count`` rows and starts reading as many more."""
         ahead = self._ahead
         if ahead is None or ahead.count != count:
-            ahead = self._start(count)
-        self._position += count
-        self._ahead = self._start(count)
+            ahead = self._start(self.position, count)
+        self.position += count
+        self._ahead = self._start(self.position, count)
+        rows = [row for part in ahead.pending.result() for row in part]
+        return [rows[place] for place in ahead.order]
+
+    def reread(self, start: int, count: int) -> list[Row]:
+        """Returns rows ``start … start + count`` of the endless order; the position stays."""
+        ahead = self._start(start, count)
         rows = [row for part in ahead.pending.result() for row in part]
         return [rows[place] for place in ahead.order]
 
     def state(self) -> dict[str, int]:
         """Returns the position, for the checkpoint."""
-        return {"position": self._position}
+        return {"position": self.position}
 
     def load(self, state: dict[str, int]) -> None:
-        """Goes back to a saved position."""
-        self._position = state["position"]
+        """Goes to a saved position."""
+        self.position = state["position"]
         self._ahead = None
 
     def indices(self, start: int, count: int) -> np.ndarray:
@@ -110,11 +117,11 @@ class Stream(Generic[Row]):
             count -= len(part)
         return np.concatenate(wanted)
 
-    def _start(self, count: int) -> _Ahead[Row]:
-        indices = self.indices(self._position, count)
+    def _start(self, start: int, count: int) -> _Ahead[Row]:
+        indices = self.indices(start, count)
         owners = np.searchsorted(self._ends, indices, side="right")
-        starts = np.concatenate([[0], self._ends[:-1]])
-        local = indices - starts[owners]
+        firsts = np.concatenate([[0], self._ends[:-1]])
+        local = indices - firsts[owners]
         shares = [local[owners == member] for member in range(self._pool.num_members)]
         order = np.argsort(np.argsort(owners, kind="stable"), kind="stable")
         return _Ahead(count, order, self._pool.start(self._reader.read, shares))
