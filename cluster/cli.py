@@ -80,7 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     stop = command("stop", _stop, "let a run save and end it")
     stop.add_argument("--deadline", type=float, default=60.0, help="seconds it may take to save")
     report = command("report", _report, "write a run's report.html and plots")
-    for added in (status, logs, stop, report):
+    export = command("export", _export, "write a run's model for others to read")
+    export.add_argument("--to", type=Path, required=True, help="a new or empty folder")
+    export.add_argument("--step", type=int, help="of this checkpoint; by default of the newest")
+    for added in (status, logs, stop, report, export):
         added.add_argument("name")
     status.add_argument("--json", action="store_true", help="one JSON object")
     remove = command("rm", _remove, "delete runs that have ended")
@@ -92,8 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor = command("doctor", _doctor, "say what this machine lacks")
     doctor.add_argument("workload", nargs="?", help="check for this workload and recipe")
     doctor.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe")
-    about_runs = (run, submit, resume, runs, status, logs, stop, report, remove, compare, sync)
-    for added in (*about_runs, search, doctor):
+    about_runs = (run, submit, resume, runs, status, logs, stop, report, remove, compare)
+    for added in (*about_runs, sync, export, search, doctor):
         added.add_argument("--runs", default="runs", help="folder or URL of run folders")
     return parser
 
@@ -198,6 +201,14 @@ def _report(options: argparse.Namespace) -> int:
     page = write_search_report(folder) if is_search(folder) else write_report(folder)
     publish(folder, "report.html", "plots")
     running.say(str(page))
+    return OK
+
+
+def _export(options: argparse.Namespace) -> int:
+    from cluster.export import export
+
+    step = export(options.runs, options.name, options.step, options.to)
+    running.say(f"{options.to}: the model of {options.name} after step {step}")
     return OK
 
 

@@ -127,13 +127,11 @@ def _old_order(options: Namespace) -> Order:
             f"{seen.name!r} is a search; go on with: heliostat search --resume {seen.name} "
             f"--runs {options.runs}"
         )
-    spec, values = _started(seen)
-    refuse_code_in(seen.path.parent, spec)
-    workload, _ = load(spec, CATALOG)
+    workload, spec, recipe = started(seen)
     return Order(
         workload=workload,
         spec=spec,
-        recipe=type(workload.recipe()).from_dict(values).override(*options.flags),
+        recipe=recipe.override(*options.flags),
         folder=run_folder(options.runs, options.name),
         address=options.address,
         supervised=options.supervised,
@@ -159,11 +157,11 @@ def _origin(options: Namespace) -> tuple[RunFolder, int | None]:
     return open_run(options.runs, name, heavy=True), int(step) if at else None
 
 
-def _started(folder: RunFolder) -> tuple[str, dict[str, Any]]:
-    """Returns how the user named the workload of a run, and the values of its recipe.
+def started(folder: RunFolder) -> tuple[Workload, str, Recipe]:
+    """Returns the workload of a run, how the user named it, and the run's recipe.
 
     Raises:
-        UsageError: one of the two files is missing or torn.
+        UsageError: one of the two files is missing or torn, or the code lies among the runs.
     """
     spec = as_text(read_object(folder.record).get("workload"))
     values = read_recipe(folder)
@@ -172,7 +170,9 @@ def _started(folder: RunFolder) -> tuple[str, dict[str, Any]]:
             f"expected the workload's name in {folder.record} and a recipe in {folder.recipe}, "
             "found one of them missing or torn; start the run anew under another name"
         )
-    return spec, values
+    refuse_code_in(folder.path.parent, spec)
+    workload, _ = load(spec, CATALOG)
+    return workload, spec, type(workload.recipe()).from_dict(values)
 
 
 def _finish(outcome: Outcome, options: Namespace) -> int:

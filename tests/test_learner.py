@@ -2,43 +2,111 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import learner_ranks
 import pytest
 import torch
 
+from heliostat.deepspeed_learner import DeepSpeedLearner
+from heliostat.errors import UsageError
 from heliostat.layout import Layout
+
+TORCH = ["ddp", "fsdp", "fsdp-checkpointing"]
+ZERO = ["zero1", "zero2", "zero3", "zero3-checkpointing"]
+ALONE = learner_ranks.LAYOUTS["zero2"]
+"""In one process it takes no DeepSpeed."""
 
 
 def test_a_checkpoint_in_the_middle_changes_no_bit(tmp_path: Path) -> None:
-    straight = learner_ranks.train(Layout(), 0, 1, None)
-    resumed = learner_ranks.train(Layout(), 0, 1, tmp_path)
+    straight = learner_ranks.train(Layout())
+    resumed = learner_ranks.train(Layout(), folder=tmp_path)
     assert resumed["norms"] == straight["norms"]
     for name, value in straight["weights"].items():
         assert torch.equal(value, resumed["weights"][name])
 
 
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    learner_ranks.start(TORCH, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def zero_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("deepspeed", reason="pip install 'heliostat[deepspeed]'")
+    folder = tmp_path_factory.mktemp("zero")
+    for name in ZERO:
+        learner_ranks.train(ALONE, folder=folder / name / "half")
+    learner_ranks.start([*ZERO, "zero2-bfloat16"], folder)
+    return folder
+
+
+def results(folder: Path, name: str) -> list[dict[str, Any]]:
+    paths = [folder / name / f"rank-{rank}.pt" for rank in range(2)]
+    return [torch.load(path, weights_only=True) for path in paths]
+
+
+def assert_alike(two: dict[str, Any], one: dict[str, Any], first: int = 0) -> None:
+    assert two["losses"] == pytest.approx(one["losses"][first:], rel=1e-5)
+    assert two["norms"] == pytest.approx(one["norms"][first:], rel=1e-4)
+    assert two["weights"].keys() == one["weights"].keys()
+    for name, value in one["weights"].items():
+        torch.testing.assert_close(two["weights"][name], value, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
-def test_two_ranks_learn_what_one_does(tmp_path: Path, parallelism: str) -> None:
-    address = f"file://{tmp_path / 'meeting'}"
-    script = Path(learner_ranks.__file__)
-    ranks = [
-        subprocess.Popen([sys.executable, script, str(rank), "2", parallelism, address, tmp_path])
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    one = learner_ranks.train(Layout(), 0, 1, None)
-    for rank in range(2):
-        two = torch.load(tmp_path / f"rank-{rank}.pt", weights_only=True)
-        assert two["norms"] == pytest.approx(one["norms"], rel=1e-4)
-        for name, value in one["weights"].items():
-            torch.testing.assert_close(two["weights"][name], value, rtol=1e-4, atol=1e-6)
-    first = torch.load(tmp_path / "rank-0.pt", weights_only=True)
-    assert set(first["full"]) == set(one["weights"])
+@pytest.mark.parametrize("name", TORCH)
+def test_two_ranks_learn_what_one_does(ranks: Path, name: str) -> None:
+    one = learner_ranks.train(Layout())
+    for two in results(ranks, name):
+        assert_alike(two, one)
+    assert set(results(ranks, name)[0]["full"]) == set(one["weights"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZERO)
+def test_two_zero_ranks_learn_what_one_process_does(zero_ranks: Path, name: str) -> None:
+    one = learner_ranks.train(ALONE)
+    for two in results(zero_ranks, name):
+        assert_alike(two, one)
+        assert (two["held"] < one["held"] / 10) == name.startswith("zero3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZERO)
+def test_zero_goes_on_from_one_process_and_one_process_from_zero(
+    zero_ranks: Path, name: str
+) -> None:
+    one = learner_ranks.train(ALONE)
+    half = learner_ranks.SWITCH
+    for two in results(zero_ranks, name):
+        assert_alike(two["resumed"], one, half)
+    assert_alike(learner_ranks.train(ALONE, begin=zero_ranks / name / "checkpoints"), one, half)
+
+
+@pytest.mark.slow
+def test_zero_in_half_precision_stays_close(zero_ranks: Path) -> None:
+    one = learner_ranks.train(ALONE)
+    for two in results(zero_ranks, "zero2-bfloat16"):
+        assert two["losses"] == pytest.approx(one["losses"], rel=0.05)
+        assert two["losses"] != pytest.approx(one["losses"], rel=1e-4)
+        assert all(value.dtype == torch.float32 for value in two["weights"].values())
+
+
+def test_deepspeed_is_refused_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heliostat.layout.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'heliostat\[deepspeed\]', or take fsdp"):
+        learner_ranks.ZERO.check()
+
+
+def test_deepspeed_refuses_several_optimisers() -> None:
+    with pytest.raises(UsageError, match=r"found \['AdamW', 'SGD'\]"):
+        DeepSpeedLearner(
+            learner_ranks.Net(4), learner_ranks.optimizers, ALONE, torch.device("cpu"), world=2
+        )
 
 
 def test_half_precision_products_keep_full_precision_weights() -> None:

@@ -114,5 +114,6 @@ def gains(scores: Mapping[str, float]) -> dict[str, float]:
         **{
             f"gain{suffix}": scores[f"accuracy{suffix}"] - scores[f"sft_accuracy{suffix}"]
             for suffix in TEMPERATURES
+            if scores  # only rank 0 has any
         },
     }

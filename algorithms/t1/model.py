@@ -190,6 +190,7 @@ def optimizers(
                 {"params": [w for w in weights if w.ndim >= 2], "weight_decay": weight_decay},
                 {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
             ]
+            groups = [group for group in groups if group["params"]]
             return [torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=True)]
         known = {id(weight) for weight in inner}
         rest = [weight for weight in weights if id(weight) not in known]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 from algorithms.t1.ahead import Ahead
 from algorithms.t1.evaluate import Examiner, gains, log_samples
+from algorithms.t1.lora import merging, with_adapters
 from algorithms.t1.model import TokenScorer, optimizers
 from algorithms.t1.roles import Problems
 from algorithms.t1.tasks import make_policy, make_task
-from algorithms.t1.updates import Batch, policy_update, supervised_step
+from algorithms.t1.updates import Batch, move_anchor, policy_update, supervised_step
 from algorithms.t1.workload import T1Recipe
 from heliostat import Run
 from heliostat.actors.data import Stream
@@ -24,8 +24,9 @@ def train(run: Run[T1Recipe]) -> Mapping[str, float]:
     recipe, task = run.recipe, make_task(run.recipe)
     cold_start = optimizers(recipe.optimizer, recipe.sft_lr, recipe.sft_muon_lr, 0.1)
     reinforcement = optimizers(recipe.optimizer, recipe.lr, recipe.muon_lr, 0.0)
-    policy = run.learner(TokenScorer(make_policy(recipe, task)), cold_start)
-    anchor = deepcopy(policy.model).requires_grad_(requires_grad=False)
+    model = TokenScorer(with_adapters(make_policy(recipe, task), recipe))
+    anchor = run.frozen(model)
+    policy = run.learner(model, cold_start, merging(recipe))
     problems = Stream(run.pool(Problems), Problems, run.seed("problems"))
     ahead, examiner = Ahead(run, problems), Examiner(run)
     step = 0
@@ -70,7 +71,7 @@ def train(run: Run[T1Recipe]) -> Mapping[str, float]:
 
     if step == recipe.sft_steps:
         examiner.test(policy.weights(step), "sft_")
-        anchor = deepcopy(policy.model).requires_grad_(requires_grad=False)
+        move_anchor(policy, anchor, decay=0.0)
         policy.restart(reinforcement)
 
     # Section 3: K answers a prompt, r' and k centred over the others, one step, a moving anchor.

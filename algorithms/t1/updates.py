@@ -231,7 +231,7 @@ def policy_update(
         drift = max(drift, float((scores.log_probs.detach() - sampled).abs().max()))
     rate = warm_cosine(update, recipe.steps, recipe.warm_updates, recipe.final_rate)
     norm = policy.step(rate, recipe.max_norm)
-    update_anchor(anchor.parameters(), policy.model.parameters(), recipe.anchor_decay)
+    move_anchor(policy, anchor, recipe.anchor_decay)
     return {
         **_means(run, everything),
         "train/reward": run.sum(float(rewards.mean())) / run.world,
@@ -240,6 +240,11 @@ def policy_update(
         "train/drift": run.largest(drift),
         "train/gradient_norm": norm,
     }
+
+
+def move_anchor(policy: Policy, anchor: TokenScorer, decay: float) -> None:
+    """Moves an anchor made by ``Run.frozen`` towards the policy, however ranks share the two."""
+    update_anchor(*policy.pairs(anchor), decay)
 
 
 def _patterns(recipe: T1Recipe, batch: Batch) -> dict[str, Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -30,6 +32,11 @@ class T1Recipe(Recipe):
     """Width of its feed-forward layers."""
     positions: Annotated[int, Ge(1)] = 512
     """Longest prompt plus answer it can read, in tokens."""
+
+    lora_rank: Annotated[int, Ge(0)] = 0
+    """Rank of the adapters that are trained in place of the matrices; 0 trains all weights."""
+    lora_alpha: Annotated[float, Gt(0)] = 16.0
+    """Adapters count lora_alpha / lora_rank times."""
 
     max_failures: Annotated[int, Ge(0)] = 5
     """Largest number of failed tries in a countdown trace."""
@@ -139,21 +146,36 @@ class T1Recipe(Recipe):
                     f"{key}: expected at least layout.learners={self.layout.learners}, "
                     f"found {getattr(self, key)}; each rank needs some"
                 )
+        self._check_model()
         self._check_engine()
         if self.optimizer == "muon" and self.layout.parallelism != "ddp":
             raise UsageError("optimizer: muon needs layout.parallelism=ddp; take adamw")
-        if self.model and not (Path(self.model) / "config.json").is_file():
+
+    def _check_model(self) -> None:
+        config = Path(self.model) / "config.json"
+        if self.model and not config.is_file():
             raise UsageError(
                 f"model: expected a folder with config.json, found none at {self.model!r}; "
                 "give what save_pretrained wrote, or leave it empty for a small Llama"
             )
         if self.model and not self.questions:
-            raise UsageError(
-                f"model: countdown has its own vocabulary, found model={self.model!r}; "
-                "give questions=FILE.jsonl too"
-            )
+            from envs.countdown import VOCABULARY
+
+            found = json.loads(config.read_text()).get("vocab_size")
+            if found != len(VOCABULARY):
+                raise UsageError(
+                    f"model: countdown has its own vocabulary of {len(VOCABULARY)} tokens, found "
+                    f"vocab_size={found} in {str(config)!r}; give questions=FILE.jsonl too"
+                )
         if not self.model and self.hidden % 32:
             raise UsageError(f"hidden: expected a multiple of 32, found {self.hidden}")
+        if self.lora_rank and find_spec("peft") is None:
+            raise UsageError(
+                "lora_rank: adapters need peft, found none; pip install 'heliostat[lora]', or "
+                "train all weights with lora_rank=0"
+            )
+        if self.lora_rank and self.optimizer == "muon":
+            raise UsageError("lora_rank: muon is for whole matrices; take optimizer=adamw")
 
     def _check_engine(self) -> None:
         if self.engine == "vllm" and self.min_p > 0:
@@ -223,6 +245,7 @@ WORKLOAD = Workload(
         ),
     },
     train="algorithms.t1.train:train",
+    export="algorithms.t1.export:export",
     roles={
         "problems": "algorithms.t1.roles:Problems",
         "samplers": "algorithms.t1.roles:Samplers",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Annotated, Literal, Self
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from heliostat.errors import UsageError, nearest
 
@@ -67,6 +68,10 @@ class Layout:
     """GPUs reserved by each rank."""
     parallelism: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
     """How several ranks share one model."""
+    zero_stage: Annotated[int, Ge(1), Le(3)] = 2
+    """What deepspeed shards: 1 the optimiser's state, 2 gradients too, 3 weights too."""
+    activation_checkpointing: bool = False
+    """Compute each block again in the backward pass instead of keeping what is inside it."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of the learner's matrix products; weights stay float32."""
     data: Hosts = Hosts()
@@ -90,14 +95,15 @@ class Layout:
             )
 
     def check(self) -> None:
-        """Refuses what no learner here can do yet.
+        """Refuses a layout whose libraries are missing.
 
         Raises:
-            UsageError: names it and the alternative.
+            UsageError: names the library and the alternative.
         """
-        if self.parallelism == "deepspeed":
+        if self.parallelism == "deepspeed" and find_spec("deepspeed") is None:
             raise UsageError(
-                "layout.parallelism: found 'deepspeed', which no learner hosts yet; take 'fsdp'"
+                "layout.parallelism: deepspeed needs its library, found none; "
+                "pip install 'heliostat[deepspeed]', or take fsdp"
             )
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -18,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from heliostat.errors import WeightsDiffer
 from heliostat.layout import Layout
@@ -26,6 +29,9 @@ from heliostat.weights import Weights
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Optimizers = Optimizer | Sequence[Optimizer]
 """One optimiser, or several that share out the parameters."""
+Tensors = Mapping[str, Tensor]
+Publish = Callable[[Tensors], Tensors]
+"""Turns a model's whole state into the weights that its actors load."""
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _LEAST_MOVE = 1e-9
 """A step of a smaller rate times gradient norm may leave every float32 weight as it is."""
@@ -33,6 +39,8 @@ _LEAST_MOVE = 1e-9
 
 class Learner(Generic[ModuleT]):
     """Trains ``model`` as the layout says: plain, data-parallel (ddp) or sharded (fsdp).
+
+    ``heliostat.deepspeed_learner`` does the same by DeepSpeed's ZeRO.
 
     Every rank calls every method. Gradients are averaged over ranks: a loss is the mean over the
     rank's own share of the batch, or the share's part of a mean over all, times the ranks.
@@ -45,22 +53,29 @@ class Learner(Generic[ModuleT]):
         layout: Layout,
         device: torch.device,
         world: int,
+        publish: Publish = dict,
     ) -> None:
         self.model: ModuleT = model.to(device)
         """The module itself; call it through ``forward`` where gradients must meet."""
         self._device = device
         self._moved, self._key = False, ""
         self._bfloat16 = layout.precision == "bfloat16"
+        self._publish = publish
+        if layout.activation_checkpointing:
+            for block in _blocks(self.model):
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         self.forward: Callable[..., Any] = self.model
-        if world > 1 and layout.parallelism == "ddp":
-            self.forward = DistributedDataParallel(self.model)
-        elif world > 1:
-            for module in list(self.model.modules()):
-                if isinstance(module, nn.ModuleList):
-                    for block in module:
-                        fully_shard(block)
-            fully_shard(self.model)
+        if world > 1:
+            self._share(optimizers, layout)
         self.restart(optimizers)
+
+    def _share(self, optimizers: Callable[[ModuleT], Optimizers], layout: Layout) -> None:
+        """Prepares the model for several ranks."""
+        del optimizers
+        if layout.parallelism == "ddp":
+            self.forward = DistributedDataParallel(self.model)
+        else:
+            _shard(self.model)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Returns the context for forward passes at the layout's precision."""
@@ -85,18 +100,22 @@ class Learner(Generic[ModuleT]):
         Returns:
             The global 2-norm of the gradients before clipping.
         """
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         largest = 0.0
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * rate
                 largest = max(largest, float(group["lr"]))
+        norm = self._advance(max_norm)
+        self._moved |= largest * min(norm, max_norm) > _LEAST_MOVE
+        return norm
+
+    def _advance(self, max_norm: float) -> float:
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        for optimizer in self._optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         full = getattr(norm, "full_tensor", None)  # sharded gradients give a sharded norm
-        before_clipping = float(full() if full else norm)
-        self._moved |= largest * min(before_clipping, max_norm) > _LEAST_MOVE
-        return before_clipping
+        return float(full() if full else norm)
 
     def restart(self, optimizers: Callable[[ModuleT], Optimizers]) -> None:
         """Begins a new phase: replaces the optimisers and forgets what they knew."""
@@ -143,8 +162,7 @@ class Learner(Generic[ModuleT]):
             WeightsDiffer: steps with a gradient were taken since the last snapshot, yet this one is
                 equal: what the steps trained is not what the actors get.
         """
-        whole = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
-        taken = Weights.of_tensors(cast("dict[str, torch.Tensor]", whole), version)
+        taken = Weights.of_tensors(self._publish(self._whole()), version)
         if self._moved and taken.key == self._key:
             raise WeightsDiffer(
                 f"version {version}: expected weights changed by steps since the last snapshot, "
@@ -153,6 +171,47 @@ class Learner(Generic[ModuleT]):
             )
         self._moved, self._key = False, taken.key
         return taken
+
+    def _whole(self) -> Tensors:
+        options = StateDictOptions(full_state_dict=True)
+        return cast("Tensors", get_model_state_dict(self.model, options=options))
+
+    def pairs(self, frozen: ModuleT) -> tuple[list[Tensor], Iterator[Tensor]]:
+        """Returns what a frozen copy holds of the trained parameters, and their values now."""
+        held = dict(frozen.named_parameters())
+        trained = {name: w for name, w in self.model.named_parameters() if w.requires_grad}
+        return [held[name] for name in trained], map(self._value, trained.values())
+
+    def _value(self, parameter: nn.Parameter) -> Tensor:
+        return parameter.detach()
+
+
+def frozen_copy(model: ModuleT, layout: Layout, device: torch.device, world: int) -> ModuleT:
+    """Copies a model that will not be trained itself, such as an anchor; sharded under fsdp.
+
+    Make it before the learner, which changes the model in place. It shares what the model does not
+    train with it, as far as ranks do not shard that.
+    """
+    shared = {id(w): w for w in model.parameters() if not w.requires_grad}
+    sharded = world > 1 and layout.parallelism != "ddp"
+    copy = deepcopy(model, {} if sharded else shared).requires_grad_(requires_grad=False)
+    copy.to(device)
+    if sharded and layout.parallelism == "fsdp":
+        _shard(copy, reshard=True)  # no backward pass will do it
+    return copy
+
+
+def _shard(model: nn.Module, reshard: bool | None = None) -> None:
+    """Shards every block and the rest; ``reshard`` says whether the rest is, after a forward."""
+    for block in _blocks(model):
+        fully_shard(block)
+    fully_shard(model, reshard_after_forward=reshard)
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """Returns the repeated parts, such as the layers of a transformer."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return [block for module in lists for block in module]
 
 
 def full_state(module: nn.Module) -> dict[str, Any]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from heliostat.learner import Learner, Optimizers
+    from heliostat.learner import Learner, Optimizers, Publish
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 RoleT = TypeVar("RoleT")
@@ -101,11 +101,28 @@ class Run(Generic[RecipeT]):
         self,
         model: ModuleT,
         optimizers: Callable[[ModuleT], Optimizers],
+        publish: Publish = dict,
     ) -> Learner[ModuleT]:
-        """Returns the model prepared for this layout's ranks, device and precision."""
-        from heliostat.learner import Learner
+        """Returns the model prepared for this layout's ranks, device and precision.
 
-        return Learner(model, optimizers, self.recipe.layout, self.device, self.world)
+        Args:
+            model: taken over, and changed in place.
+            optimizers: makes the optimisers of a model.
+            publish: turns the model's state into the weights that actors load, such as by merging
+                adapters.
+        """
+        from heliostat.learner import Learner as Kind
+
+        layout = self.recipe.layout
+        if self.world > 1 and layout.parallelism == "deepspeed":
+            from heliostat.deepspeed_learner import DeepSpeedLearner as Kind
+        return Kind(model, optimizers, layout, self.device, self.world, publish)
+
+    def frozen(self, model: ModuleT) -> ModuleT:
+        """Returns a copy that is not trained, made before ``learner`` takes the model over."""
+        from heliostat.learner import frozen_copy
+
+        return frozen_copy(model, self.recipe.layout, self.device, self.world)
 
     def seed(self, *path: str | int) -> int:
         """Returns the seed in [0, 2**63) of the run's stream ``path``, equal on every rank."""

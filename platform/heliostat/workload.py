@@ -50,6 +50,9 @@ class Workload:
     environment hosts as the layout says: launching connects to Ray and checks that they fit."""
     spaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Search space name -> recipe key -> distribution, such as ``loguniform(1e-5, 1e-3)``."""
+    export: str | None = None
+    """Import path of ``export(recipe, state of a checkpoint, folder)``, which writes the trained
+    model in a form that others read."""
     score: str | None = None
     """Metric that ranks checkpoints, larger is better."""
     plots: tuple[Plot, ...] = ()
