@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 (PyTorch's own name for it)
 from jaxtyping import Bool, Float, Int
-from scipy.signal import lfilter
+from scipy import signal
 from torch import Tensor
 
 Reals = npt.NDArray[np.float64]
@@ -132,15 +133,26 @@ def generalised_advantages(
         discount: γ.
         decay: λ.
     """
-    last = np.append(owners[1:] != owners[:-1], True)
-    following = np.where(last, 0.0, np.append(values[1:], 0.0))
+    following = np.append(values[1:], 0.0)
+    following[edges_of(owners)[1:] - 1] = 0.0
     deltas = rewards + discount * following - values
-    gains = np.empty_like(deltas)
-    edges = [0, *(np.flatnonzero(last) + 1)]
-    for start, stop in pairwise(edges):
-        backwards = deltas[start:stop][::-1]
-        gains[start:stop] = lfilter([1.0], [1.0, -discount * decay], backwards)[::-1]
-    return gains
+    return discounted(deltas, owners, discount * decay)
+
+
+def edges_of(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Returns where each run of equal entries begins, and the end of the last, ascending."""
+    changes = np.flatnonzero(owners[1:] != owners[:-1]) + 1
+    return np.concatenate([[0], changes, [len(owners)]])
+
+
+def discounted(values: npt.NDArray[Any], owners: npt.NDArray[np.int64], discount: float) -> Reals:
+    """Returns Σ_k γ^k v_{m+k} within each run of equal ``owners``, [M]."""
+    sums = np.empty(len(values))
+    scan = cast("Any", signal).lfilter
+    for start, stop in pairwise(edges_of(owners)):
+        backwards = values[start:stop][::-1].astype(np.float64)
+        sums[start:stop] = scan([1.0], [1.0, -discount], backwards)[::-1]
+    return sums
 
 
 def ppo_loss(

@@ -18,13 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.signal import lfilter
 from torch import Tensor
 
+from algorithms.lmrl.objective import discounted, edges_of
 from envs.text.game import PAD, Bools, Floats, Ints, Recording, Tokens, squeeze
 from heliostat.actors.environment import Episodes
-
-Reals = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class Rows:
         """Returns rows ``start`` to ``stop``, and ``seen`` rows more that do not count."""
         edges = np.concatenate([[0], np.cumsum(self.chosen.sum(axis=1))])
         rows, flat = slice(start, stop + seen), slice(edges[start], edges[stop + seen])
-        width = int((self.tokens[rows] != PAD).sum(axis=1).max())
+        width = int(np.flatnonzero(self.tokens[rows].any(axis=0))[-1]) + 1
         counts = self.counts[flat].copy()
         counts[edges[stop] - edges[start] :] = False
         return Rows(
@@ -117,8 +115,7 @@ class Rows:
 
     def chunks(self, rows: int) -> Iterator[Rows]:
         """Cuts every episode into parts of so many rows, each with a look at the next row."""
-        edges = [*np.flatnonzero(np.diff(self.episodes, prepend=-1)), len(self.episodes)]
-        for start, stop in pairwise(edges):
+        for start, stop in pairwise(edges_of(self.episodes)):
             for first in range(start, stop, rows):
                 last = min(first + rows, stop)
                 part = self.take(first, last, seen=int(last < stop))
@@ -187,16 +184,6 @@ def _flat(
     )
 
 
-def discounted(values: npt.NDArray[Any], episodes: Ints, discount: float) -> Reals:
-    """Returns Σ_k γ^k v_{m+k} within each episode, [M]."""
-    sums = np.empty(len(values))
-    edges = [*np.flatnonzero(np.diff(episodes, prepend=-1)), len(values)]
-    for start, stop in pairwise(edges):
-        backwards = values[start:stop][::-1].astype(np.float64)
-        sums[start:stop] = lfilter([1.0], [1.0, -discount], backwards)[::-1]
-    return sums
-
-
 def _wide(array: npt.NDArray[Any], width: int, fill: int) -> npt.NDArray[Any]:
     return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)
 
@@ -238,7 +225,8 @@ class Batch:
         sizes = chosen.sum(axis=1)
         starts = np.cumsum(sizes) - sizes
         lengths = sizes[inverse]
-        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        before: Ints = np.cumsum(lengths) - lengths
+        within: Ints = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
         arrays: dict[str, npt.NDArray[Any]] = {
             "tokens": rows.tokens[first].astype(np.int64),
             "chosen": chosen,

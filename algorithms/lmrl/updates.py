@@ -161,7 +161,7 @@ def _descend(
     passes = min(run.recipe.passes, len(chunks))
     mean = 0.0
     for places in np.array_split(np.arange(len(chunks)), passes):
-        batch = Batch.of(Rows.join([chunks[place] for place in places]), run.device)
+        batch = Batch.of(Rows.join([chunks[int(place)] for place in places]), run.device)
         part = loss(batch, batch.counts * share)
         backward(part)
         mean += float(part.detach())

@@ -129,7 +129,7 @@ class LmrlRecipe(Recipe):
             )
 
 
-_MAZE = LmrlRecipe(steps=800, checkpoint_every=200, layout=Layout.laptop())
+_MAZE = LmrlRecipe(steps=800, checkpoint_every=200, layout=Layout.laptop(), lr=5e-4, polyak=0.02)
 _WORDLE = replace(
     _MAZE,
     game="wordle",
@@ -139,11 +139,11 @@ _WORDLE = replace(
     rows_per_chunk=1,
     hidden=96,
     feed_forward=256,
-    bc_steps=400,
+    bc_steps=600,
     bc_lr=3e-3,
     checkpoint_every=100,
     discount=1.0,
-    beta=32.0,
+    beta=4.0,
     cql_weight=0.01,
     expectile=0.7,
     kl_coef=0.001,

@@ -292,20 +292,17 @@ class Endgames:
                     continue
                 row, empty = f"{row}{empty or ''}{sign}", 0
             ranks.append(f"{row}{empty or ''}")
-        board = "/".join(ranks).replace("?", PIECES[self.kinds[game]])
+        board = "/".join(ranks).replace("?", PIECES[int(self.kinds[game])])
         return f"{' '.join(board)} w\n"
 
     def _turn(self, rewards: Floats, invalid: Bools) -> Turn:
-        texts = [
-            "" if done else self.fen(game)
-            for game, done in enumerate(cast("list[bool]", self._done.tolist()))
-        ]
+        texts = ["" if done else self.fen(game) for game, done in enumerate(self._done.tolist())]
         messages = widened(self.words.table(texts), self.message_tokens)
         return Turn(messages, True, rewards, self._done.copy(), invalid)
 
     def move(self, game: int, king: bool, square: int) -> Tokens:
         """Returns the tokens of a move, [5]."""
-        mover = self.words.encode("K" if king else PIECES[self.kinds[game]])
+        mover = self.words.encode("K" if king else PIECES[int(self.kinds[game])])
         said = [*mover, *self._squares[square], NEWLINE, PAD]
         return np.array(said, np.int16)
 

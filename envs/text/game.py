@@ -150,6 +150,24 @@ class Recording:
     cut: Ints | None = None
     """[B]: turns of each episode that belong to the data, if not all that were played."""
 
+    @classmethod
+    def join(cls, parts: Sequence[Recording]) -> Recording:
+        """Puts whole episodes of one game, none of them cut, side by side."""
+        turns = max(len(part.fresh) for part in parts)
+
+        def joined(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+            tails = [[(0, turns - len(one))] + [(0, 0)] * (one.ndim - 1) for one in arrays]
+            padded = [np.pad(one, tail) for one, tail in zip(arrays, tails, strict=True)]
+            return np.concatenate(padded, axis=1)
+
+        return cls(
+            messages=joined([part.messages for part in parts]),
+            fresh=max((part.fresh for part in parts), key=len),
+            actions=joined([part.actions for part in parts]),
+            rewards=joined([part.rewards for part in parts]),
+            alive=joined([part.alive for part in parts]),
+        )
+
     @property
     def lengths(self) -> Ints:
         """Turns of each episode, [B]."""

@@ -168,20 +168,7 @@ class Wordle:
             self._behave(rng, min(_PLAYED_AT_ONCE, count - start))
             for start in range(0, count, _PLAYED_AT_ONCE)
         ]
-        if len(parts) == 1:
-            return parts[0]
-
-        def joined(name: str) -> Ints:
-            arrays = [getattr(part, name) for part in parts]
-            longest = max(map(len, arrays))
-            tails = [[(0, longest - len(array))] + [(0, 0)] * (array.ndim - 1) for array in arrays]
-            padded = [np.pad(array, tail) for array, tail in zip(arrays, tails, strict=True)]
-            return np.concatenate(padded, axis=1)
-
-        names = ("actions", "rewards", "alive")
-        actions, rewards, alive = (joined(name) for name in names)
-        fresh = max((part.fresh for part in parts), key=len)
-        return Recording(joined("messages"), fresh, actions, rewards, alive)
+        return Recording.join(parts)
 
     def _behave(self, rng: np.random.Generator, count: int) -> Recording:
         def act(turn: Turn) -> Tokens:
@@ -196,4 +183,7 @@ class Wordle:
 
 def _code(actions: Tokens) -> Ints:
     """Returns one number for each row of tokens; rows of 6 tokens below 64 keep apart."""
-    return actions.astype(np.int64) @ (64 ** np.arange(actions.shape[1]))
+    code = np.zeros(len(actions), np.int64)
+    for column in actions.T:
+        code = 64 * code + column
+    return code
