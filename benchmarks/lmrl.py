@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.lmrl FOLDER --games maze_fo wordle --seeds 0`` trains what the folder lacks,
 one run after another in this process, and prints the table in markdown; ``--readme`` also writes
-it, and ``table.json`` beside it, into the method's folder. The methods of one seed share their steps
+it, and ``table.json`` beside it, into the method's folder. Methods of one seed share their steps
 of imitation, but for filtered BC, which imitates fewer episodes. The paper's column is quoted from
 its table 2 (GPT-2 small, all data); ours tells what a model of a hundredth of that size shows.
 """
@@ -32,16 +32,16 @@ PAPER: Mapping[str, Sequence[float]] = {
     "wordle": (79.9, 79.1, 94.9, 97.7, 84.2, 95.2),
 }
 """Normalised scores of table 2, in the order of ``METHODS``."""
+_MAZE = {"mc": "steps=400 beta=2", "ppo": "steps=60", "online_filtered_bc": "steps=60"}
+_WORDLE = {
+    "ppo": "bc_steps=400 steps=20",
+    "online_filtered_bc": "bc_steps=400 steps=20",
+    **dict.fromkeys(("bc", "filtered_bc", "mc", "ilql"), "bc_steps=400 steps=150"),
+}
 GAMES: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "maze_fo": (
-        "maze",
-        {"mc": "steps=400 beta=2", "ppo": "steps=60", "online_filtered_bc": "steps=60"},
-    ),
-    "maze_po": (
-        "maze-po",
-        {"mc": "steps=400 beta=2", "ppo": "steps=60", "online_filtered_bc": "steps=60"},
-    ),
-    "wordle": ("wordle", {"ppo": "steps=40", "online_filtered_bc": "steps=40"}),
+    "maze_fo": ("maze", _MAZE),
+    "maze_po": ("maze-po", _MAZE),
+    "wordle": ("wordle", _WORDLE),
 }
 """Game -> recipe, and what each method changes in it."""
 README = Path(__file__).parents[1] / "algorithms" / "lmrl" / "README.md"

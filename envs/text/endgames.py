@@ -155,7 +155,7 @@ def best_moves(piece: Piece, positions: Ints) -> tuple[Ints, Ints]:
     by_piece = black[king[:, None], _ALL, lone[:, None]]
     by_king = black[_ALL, own[:, None], lone[:, None]]
     depths = np.stack([by_piece, by_king], axis=1).astype(np.int64)
-    flat = np.where(moves, depths, NEVER + 1).reshape(len(positions), -1)
+    flat = np.where(moves, depths, NEVER + 1).reshape(-1, 128)
     return np.divmod(flat.argmin(axis=1), 64)
 
 
