@@ -32,7 +32,11 @@ PAPER: Mapping[str, Sequence[float]] = {
     "wordle": (79.9, 79.1, 94.9, 97.7, 84.2, 95.2),
 }
 """Normalised scores of table 2, in the order of ``METHODS``."""
-_MAZE = {"mc": "steps=400 beta=2", "ppo": "steps=60", "online_filtered_bc": "steps=60"}
+_MAZE = {
+    "mc": "steps=400 beta=2 lr=1e-3 polyak=0.05",
+    "ppo": "steps=60 lr=1e-3",
+    "online_filtered_bc": "steps=60 lr=1e-3",
+}
 _WORDLE = {
     "ppo": "bc_steps=400 steps=20",
     "online_filtered_bc": "bc_steps=400 steps=20",

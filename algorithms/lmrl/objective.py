@@ -134,15 +134,15 @@ def generalised_advantages(
         decay: λ.
     """
     following = np.append(values[1:], 0.0)
-    following[edges_of(owners)[1:] - 1] = 0.0
+    following[[edge - 1 for edge in edges_of(owners)[1:]]] = 0.0
     deltas = rewards + discount * following - values
     return discounted(deltas, owners, discount * decay)
 
 
-def edges_of(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def edges_of(owners: npt.NDArray[np.int64]) -> list[int]:
     """Returns where each run of equal entries begins, and the end of the last, ascending."""
     changes = np.flatnonzero(owners[1:] != owners[:-1]) + 1
-    return np.concatenate([[0], changes, [len(owners)]])
+    return [0, *changes.tolist(), len(owners)]
 
 
 def discounted(values: npt.NDArray[Any], owners: npt.NDArray[np.int64], discount: float) -> Reals:

@@ -122,8 +122,13 @@ class LmrlRecipe(Recipe):
                 f"rollouts_per_job: found {jobs} jobs of rollouts for {ranks} learners; "
                 "lower it, each rank needs one"
             )
+        if self.minibatches > min(self.rollouts, self.rollouts_per_job):
+            raise UsageError(
+                f"minibatches: expected at most the {min(self.rollouts, self.rollouts_per_job)} "
+                f"episodes of a job, found {self.minibatches}; lower it"
+            )
         share = self.batch // ranks
-        if self.passes > share:
+        if share < self.passes:
             raise UsageError(
                 f"passes: expected at most {share}, a rank's chunks, found {self.passes}; lower it"
             )
