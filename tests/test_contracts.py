@@ -147,6 +147,7 @@ CASES = {
     "lmrl": Case(
         "lmrl",
         (
+            "game=wordle",
             "steps=3",
             "bc_steps=2",
             "checkpoint_every=2",

@@ -99,7 +99,8 @@ class Rows:
         """Returns rows ``start`` to ``stop``, and ``seen`` rows more that do not count."""
         edges = np.concatenate([[0], np.cumsum(self.chosen.sum(axis=1))])
         rows, flat = slice(start, stop + seen), slice(edges[start], edges[stop + seen])
-        width = int(np.flatnonzero(self.tokens[rows].any(axis=0))[-1]) + 1
+        used = np.flatnonzero((self.tokens[rows] != PAD).any(axis=0))
+        width = len(used)
         counts = self.counts[flat].copy()
         counts[edges[stop] - edges[start] :] = False
         return Rows(
@@ -128,8 +129,8 @@ class Rows:
 
     def split(self, count: int) -> list[Rows]:
         """Cuts the rows between episodes into parts of nearly equally many episodes."""
-        found = np.unique(self.episodes)
-        groups = np.array_split(found, count)
+        found: Ints = np.unique(self.episodes)
+        groups: list[Ints] = np.array_split(found, count)
         edges = [int(np.searchsorted(self.episodes, group[0])) for group in groups]
         return [
             self.take(start, stop)
