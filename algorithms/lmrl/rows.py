@@ -129,13 +129,9 @@ class Rows:
 
     def split(self, count: int) -> list[Rows]:
         """Cuts the rows between episodes into parts of nearly equally many episodes."""
-        found: Ints = np.unique(self.episodes)
-        groups: list[Ints] = np.array_split(found, count)
-        edges = [int(np.searchsorted(self.episodes, group[0])) for group in groups]
-        return [
-            self.take(start, stop)
-            for start, stop in zip(edges, [*edges[1:], len(self.episodes)], strict=True)
-        ]
+        *starts, end = edges_of(self.episodes)
+        edges = [*(starts[len(starts) * part // count] for part in range(count)), end]
+        return [self.take(start, stop) for start, stop in pairwise(edges)]
 
 
 def _block(
