@@ -94,6 +94,35 @@ def t1_environments(recipe: Any) -> Environments:
     yield Answering(task), task.rows("test")[:4], answers
 
 
+def lmrl_roles(recipe: Any) -> Roles:
+    from algorithms.lmrl.games import make_game
+    from algorithms.lmrl.model import agent
+    from algorithms.lmrl.roles import Judges, Players, Trajectories
+
+    game = make_game(recipe)
+    models = agent(recipe, len(game.words), seed=1)
+    weights = Weights.of_tensors(models.state_dict(), version=2)
+    jobs = Job(game.cases()[:3], 5), Job(game.cases()[3:5], 6)
+    yield Trajectories, [(Trajectories.size, ()), (Trajectories.read, (np.array([3, 1]),))]
+    yield Players, [(Players.play, (job, weights)) for job in jobs]
+    yield Judges, [(Judges.score, (job, weights)) for job in jobs]
+
+
+def lmrl_environments(recipe: Any) -> Environments:
+    from algorithms.lmrl.games import Playing, make_game
+
+    for name in ("maze_fo", "maze_po", "text_nav_po", "wordle"):
+        game = make_game(replace(recipe, game=name))
+
+        def actions(
+            seen: np.ndarray, generator: np.random.Generator, game: Any = game
+        ) -> dict[str, np.ndarray]:
+            said = generator.integers(1, len(game.words), size=(len(seen), game.action_tokens))
+            return {"action": said.astype(np.int16)}
+
+        yield Playing(game), game.cases()[:4], actions
+
+
 CASES = {
     "toy": Case("toy_package.workload:WORKLOAD", ("steps=12", "checkpoint_every=5"), toy_roles),
     "t1": Case(
@@ -116,6 +145,27 @@ CASES = {
         ),
         t1_roles,
         t1_environments,
+    ),
+    "lmrl": Case(
+        "lmrl",
+        (
+            "game=wordle",
+            "steps=3",
+            "bc_steps=2",
+            "checkpoint_every=2",
+            "warm_steps=2",
+            "episodes=30",
+            "batch=4",
+            "hidden=32",
+            "layers=1",
+            "eval_every=1",
+            "eval_cases=2",
+            "eval_repeats=1",
+            "test_cases=3",
+            "test_repeats=1",
+        ),
+        lmrl_roles,
+        lmrl_environments,
     ),
 }
 """Name -> case; one for each workload of the catalogue that needs no Ray."""
