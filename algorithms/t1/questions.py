@@ -115,9 +115,13 @@ def _number(text: str) -> Fraction | None:
 class Questions:
     """A task made from a file of questions; rows are ``Question``s."""
 
+    answer_tokens = 32
+    """Longest value that a summariser may give."""
+
     def __init__(self, path: str, model: str) -> None:
         self._questions = read_questions(Path(path))
         self._encode, self._decode, self.vocabulary, self.end_token = _tokenizer(model)
+        self.cue = tuple(self._encode(_MARK))
 
     def rows(self, split: Split) -> Sequence[Question]:
         """Returns the questions of one split, in the order of the file."""
@@ -157,6 +161,27 @@ class Questions:
             solved[place] = value is not None and same_value(value, row.answer)
             claimed[place] = value is not None
         return Grades(solved, claimed & ~solved, np.zeros_like(solved))
+
+    def votes(self, answers: Ints, lengths: Ints) -> Ints:
+        """Tells final values apart as ``grade`` does; an unfinished answer has no vote."""
+        votes = np.full(lengths.shape, -1, np.int64)
+        seen: dict[Fraction | str, int] = {}
+        for place in np.ndindex(*lengths.shape):
+            answer = answers[place][: lengths[place]].tolist()
+            value = final_value(self._decode(answer[:-1]))
+            if value is not None and answer[-1] == self.end_token:
+                number = _number(value)
+                same = " ".join(value.split()).casefold() if number is None else number
+                votes[place] = seen.setdefault(same, len(seen))
+        return votes
+
+    def commit(self, answers: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+        """Ends answers [N, L] that have not ended, so that the value they stopped in counts."""
+        fenced = np.pad(answers, ((0, 0), (0, 1)), constant_values=self.end_token)
+        rows = np.arange(len(answers))
+        open_ = fenced[rows, np.maximum(lengths - 1, 0)] != self.end_token
+        fenced[rows[open_], lengths[open_]] = self.end_token
+        return fenced, lengths + open_
 
     def text(self, tokens: Ints) -> str:
         """Writes the text up to the end token."""

@@ -12,15 +12,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from algorithms.t1.aggregate import Voting, best_of_n, majority, pass_at_k
 from algorithms.t1.engines import make_engine
+from algorithms.t1.model import TokenScorer
 from algorithms.t1.sampler import NEVER, Answers, Finish, Pause, Sampling
 from algorithms.t1.tasks import Row, Split, Task, make_policy, make_task, to_tensors
+from algorithms.t1.turn import mean_entropy
 from algorithms.t1.workload import T1Recipe
 from heliostat import Member, Weights, idempotent
 from heliostat.actors.data import Reader, share
 from heliostat.actors.environment import EnvironmentActor, Episodes, Job, Step, play
 from heliostat.actors.evaluation import EvaluationActor, Score
-from heliostat.seeding import numpy_generator
+from heliostat.seeding import numpy_generator, torch_generator
 
 
 class Problems(Reader[Row]):
@@ -43,8 +46,9 @@ class Problems(Reader[Row]):
 class Answering:
     """The environment: prompts are observations, graded answers end the episode."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, votes: bool = False) -> None:
         self._task = task
+        self._voting = task if votes and isinstance(task, Voting) else None
         self._rows: Sequence[Row] = ()
         self._prompts = np.empty(0)
 
@@ -64,7 +68,12 @@ class Answering:
             nothing = np.zeros(actions["lengths"].shape, np.float32)
             return Step(self._prompts, nothing, np.ones_like(nothing, dtype=bool), {})
         grades = self._task.grade(self._rows, actions["action"], actions["lengths"])
-        info = {"false_claims": grades.false_claims, "repetitive": grades.repetitive}
+        info: dict[str, np.ndarray] = {
+            "false_claims": grades.false_claims,
+            "repetitive": grades.repetitive,
+        }
+        if self._voting is not None:
+            info |= {"votes": self._voting.votes(actions["action"], actions["lengths"])}
         done = np.ones_like(grades.solved)
         return Step(self._prompts, grades.solved.astype(np.float32), done, info)
 
@@ -186,7 +195,9 @@ class Solvers(EvaluationActor):
         del member
         task = make_task(recipe)
         self._answerer = Answerer(recipe, task, replace(_sampling(recipe, task), min_p=0.0))
-        super().__init__(Answering(task), self._answerer, score_answers)
+        self._recipe, self._task = recipe, task
+        self._own: TokenScorer | None = None
+        super().__init__(Answering(task, votes=True), self._answerer, score_answers)
 
     @idempotent
     def solve(self, job: Job, weights: Weights, temperature: float, answers: int) -> Score:
@@ -196,16 +207,40 @@ class Solvers(EvaluationActor):
         )
         return self.score(job, weights)
 
+    @idempotent
+    def entropy(self, probe: tuple[Job, float], weights: Weights) -> Score:
+        """Samples an answer to each prompt of the job at a temperature; scores its entropy."""
+        job, temperature = probe
+        if self._own is None:  # a model of its own, as not every engine scores
+            self._own = TokenScorer(make_policy(self._recipe, self._task)).eval()
+        weights.load_into(self._own)
+        sampling = replace(self._answerer.sampling, temperature=temperature, answers_per_prompt=1)
+        prompts, generator = to_tensors(self._task.prompts(job.task)), torch_generator(job.seed)
+        entropy = mean_entropy(self._own, *prompts, sampling, generator)
+        return Score(weights.version, len(job.task), {"entropy": entropy}, weights.key)
+
 
 def score_answers(episodes: Episodes) -> dict[str, float]:
-    """Returns means over answers, and over prompts for pass@k (some of the K answers is right)."""
+    """Returns means over answers, and over prompts where several answers count together.
+
+    ``pass_at_k`` is that some of the K answers is right, ``pass_at_2``, ``pass_at_4``... the same
+    of that many drawn from them; ``majority`` is the most frequent final answer, ``best_of_n`` the
+    finished answer of the highest mean log-probability: neither sees a label.
+    """
     solved = episodes["reward"][0] > 0
+    finished, lengths = episodes["finished"][0], episodes["lengths"][0]
+    likelihood = episodes["log_probs"][0].sum(axis=2, dtype=np.float64) / lengths
+    copies = solved.shape[1]
+    votes = episodes.fields.get("votes")
     return {
         "accuracy": float(solved.mean()),
         "pass_at_k": float(solved.any(axis=1).mean()),
+        **{f"pass_at_{k}": pass_at_k(solved, k) for k in (2, 4, 8, 16, 32, 64) if k < copies},
+        **({} if votes is None else {"majority": majority(solved, votes[0])}),
+        "best_of_n": best_of_n(solved, np.where(finished, likelihood, -np.inf), copies),
         "false_claims": float(episodes["false_claims"].mean()),
-        "overlong": float(1 - episodes["finished"].mean()),
-        "length": float(episodes["lengths"].mean()),
+        "overlong": float(1 - finished.mean()),
+        "length": float(lengths.mean()),
     }
 
 

@@ -106,9 +106,12 @@ class Countdown:
 
     vocabulary = len(countdown.VOCABULARY)
     end_token = countdown.END
+    cue: tuple[int, ...] = ()
 
     def __init__(self, max_failures: int) -> None:
         self._max_failures = max_failures
+        self._try_tokens = countdown.TRY_TOKENS
+        self.answer_tokens = self._try_tokens + 1  # to finish a cut try, or make one, and to end
 
     def rows(self, split: Split) -> Sequence[Row]:
         """Returns every solvable problem of the split."""
@@ -141,6 +144,32 @@ class Countdown:
             np.isin(grades.outcomes, claims).reshape(shape),
             (grades.repeats > 0).reshape(shape),
         )
+
+    def votes(self, answers: Ints, lengths: Ints) -> Ints:
+        """Tells the expressions that are claimed to solve the problem apart."""
+        last, ends = self.commit(*(one.reshape(-1, *one.shape[2:]) for one in (answers, lengths)))
+        flat = answers.reshape(-1, answers.shape[2])
+        ended = flat[np.arange(len(flat)), lengths.ravel() - 1] == countdown.END
+        places = np.maximum(lengths.ravel() - 2, 0)
+        claimed = ended & (flat[np.arange(len(flat)), places] == countdown.YES) & (ends > 1)
+        _, code = np.unique(last, axis=0, return_inverse=True)
+        return np.where(claimed, code.ravel(), -1).reshape(lengths.shape)
+
+    def commit(self, answers: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+        """Takes the last whole try [N, L] as the answer, whatever its verdict, and ends it.
+
+        Returns:
+            (int64 [N, 10]: the try, judged Y, and the end; int64 [N] tokens, 1 without any try).
+        """
+        size = self._try_tokens
+        fenced = np.pad(answers, ((0, 0), (0, size)), constant_values=countdown.END)
+        before = np.minimum(np.argmax(fenced == countdown.END, axis=1), lengths)
+        start = np.maximum(before // size - 1, 0) * size
+        last = np.take_along_axis(fenced, start[:, None] + np.arange(size + 1), axis=1)
+        last[:, size - 1], last[:, size] = countdown.YES, countdown.END
+        none = before < size
+        last[none] = countdown.END
+        return last, np.where(none, 1, size + 1)
 
     def text(self, tokens: Ints) -> str:
         """Writes the words up to the end token."""

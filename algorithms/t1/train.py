@@ -87,7 +87,7 @@ def train(run: Run[T1Recipe]) -> Mapping[str, float]:
         run.count("tokens", float(batch.lengths.sum()))
         step += 1
         if (update + 1) % recipe.eval_every == 0:
-            examiner.validate(policy.weights(step))
+            examiner.validate(policy.weights(step), update + 1)
             log_samples(run, task, batch, step)
         run.report(step, metrics, state)
 

@@ -120,6 +120,12 @@ class T1Recipe(Recipe):
     test_answers: Annotated[int, Ge(1)] = 4
     """Answers to each of them at temperature 1; the k of pass@k."""
 
+    turn_every: Annotated[int, Ge(0)] = 0
+    """Updates between two judgements of the rollout temperature by TURN, a multiple of
+    ``eval_every``; 0 makes none. Each samples ``turn_prompts`` answers at 14 temperatures."""
+    turn_prompts: Annotated[int, Ge(1)] = 128
+    """Validation prompts of each; the curve of entropies is smooth only with enough of them."""
+
     @property
     def total_steps(self) -> int:
         """Supervised steps and updates together."""
@@ -148,6 +154,11 @@ class T1Recipe(Recipe):
                 )
         self._check_model()
         self._check_engine()
+        if self.turn_every % self.eval_every:
+            raise UsageError(
+                f"turn_every: expected a multiple of eval_every={self.eval_every}, found "
+                f"{self.turn_every}; it is done beside an evaluation"
+            )
         if self.optimizer == "muon" and self.layout.parallelism != "ddp":
             raise UsageError("optimizer: muon needs layout.parallelism=ddp; take adamw")
 
@@ -273,6 +284,10 @@ WORKLOAD = Workload(
         Plot(title="Training reward", metrics=("train/reward", "train/accuracy")),
         Plot(title="Response length in tokens", metrics=("train/length",)),
         Plot(title="Entropy in nats a token", metrics=("train/entropy",)),
+        Plot(
+            title="TURN: the last good temperature less that of training",
+            metrics=("train/turn_margin",),
+        ),
         Plot(title="KL to the anchor in nats an answer", metrics=("train/kl",)),
         Plot(title="Age of the sampling weights in updates", metrics=("lag/versions",)),
         Plot(title="Supervised loss in nats a token", metrics=("sft/loss",)),
