@@ -11,9 +11,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from algorithms.t1.ahead import Ahead
+from algorithms.t1.batches import Batch
 from algorithms.t1.model import ModelShape, scratch_model
 from algorithms.t1.roles import Problems
-from algorithms.t1.updates import Batch
 from algorithms.t1.workload import WORKLOAD, T1Recipe
 from heliostat import checkpoint, launch
 from heliostat.actors.data import Stream
