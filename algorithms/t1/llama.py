@@ -20,10 +20,13 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from algorithms.t1.packing import Packed
+from algorithms.t1.scores import dot
 
 _SHORT = 64
 """Longest row, in tokens, that plain attention serves on a CPU."""
 
+# pyright: reportIncompatibleMethodOverride=false
+# The override below: once_differentiable makes the parameters of a backward position-only.
 # A context of PyTorch has no type; every forward and backward below takes one.
 # ruff: noqa: ANN401
 
@@ -54,8 +57,8 @@ def packed_logits(model: LlamaForCausalLM, packed: Packed) -> Float[Tensor, "M V
         packed: The layout, on the model's device.
     """
     config, decoder = model.config, model.model
-    heads = (config.num_attention_heads, config.num_key_value_heads)
-    epsilon = cast("float", config.rms_norm_eps)
+    heads = config.num_attention_heads, cast("int", config.num_key_value_heads)
+    epsilon = config.rms_norm_eps
     x = F.embedding(packed.tokens, decoder.embed_tokens.weight)
     cos, sin = decoder.rotary_emb(x, packed.positions[None])
     half = cos.shape[-1] // 2
@@ -63,11 +66,14 @@ def packed_logits(model: LlamaForCausalLM, packed: Packed) -> Float[Tensor, "M V
     turn = torch.cat([cos, signed])[:, :, None]
     for layer in decoder.layers:
         fused = _fuse(cast("LlamaDecoderLayer", layer))
-        qkv = _Project.apply(x, fused.qkv, turn, sum(heads), epsilon)
-        attended = _attend(cast("Tensor", qkv), packed, heads)
-        x = _Advance.apply(x, attended, fused.out, fused.gate_up, fused.down, epsilon)
-    x = _Normed.apply(F.embedding(packed.scored, cast("Tensor", x)), epsilon)
-    return cast("Tensor", x) @ _folded(decoder.norm.weight, model.lm_head.weight)
+        qkv = cast("Tensor", _Project.apply(x, fused.qkv, turn, sum(heads), epsilon))
+        attended = _attend(qkv, packed, heads)
+        x = cast(
+            "Tensor",
+            _Advance.apply(x, attended, fused.out, fused.gate_up, fused.down, epsilon),
+        )
+    last = cast("Tensor", _Normed.apply(F.embedding(packed.scored, x), epsilon))
+    return last @ _folded(decoder.norm.weight, model.lm_head.weight)
 
 
 class _FusedLayer(NamedTuple):
@@ -108,7 +114,7 @@ def _attend(
     """Lets every token see its own row up to itself; queries are scaled already."""
     queries, groups = heads
     rows = cast("Tensor", _Spread.apply(qkv, packed.rows, packed.source, packed.shared))
-    parts = rows.split([queries, groups, groups], dim=2)
+    parts = torch.split(rows, [queries, groups, groups], dim=2)
     if not rows.is_cuda and queries == groups and rows.shape[1] <= _SHORT:
         seen = _attend_short(*parts)
     else:
@@ -140,7 +146,8 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = gradients
         rows, source, shared = ctx.saved_tensors
         gradient = gradient.flatten(0, 1)
         flat = gradient.index_select(0, source)
@@ -161,20 +168,21 @@ class _Collect(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
         (source,) = ctx.saved_tensors
         return gradient.new_zeros(ctx.shape).index_put_((source,), gradient), None
 
 
 def _normed(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Returns (x / rms(x), 1 / rms(x))."""
-    inverse = (torch.linalg.vecdot(x, x)[:, None] / x.shape[1]).add_(epsilon).rsqrt_()
+    inverse = (dot(x, x)[:, None] / x.shape[1]).add_(epsilon).rsqrt_()
     return x * inverse, inverse
 
 
 def _normed_backward(gradient: Tensor, y: Tensor, inverse: Tensor) -> Tensor:
     """Returns ∂/∂x from ∂/∂y: (g - y mean(g y)) / rms(x)."""
-    along = torch.linalg.vecdot(gradient, y)[:, None] / y.shape[1]
+    along = dot(gradient, y)[:, None] / y.shape[1]
     return torch.addcmul(gradient, y, along, value=-1).mul_(inverse)
 
 
@@ -189,7 +197,8 @@ class _Normed(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
         return _normed_backward(gradient, *ctx.saved_tensors), None
 
 
@@ -215,7 +224,8 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
         y, inverse, weight, turn = ctx.saved_tensors
         rotated = gradient[:, : ctx.turned]
         back = (rotated * turn[1]).roll(turn.shape[-1] // 2, dims=-1).addcmul_(rotated, turn[0])
@@ -245,7 +255,8 @@ class _Advance(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
         attended, out, y, inverse, gate_up, gated, down = ctx.saved_tensors
         gate, up = gated.chunk(2, dim=1)
         squashed = torch.sigmoid(gate)

@@ -171,7 +171,7 @@ class TokenScorer(nn.Module):
     def _layout(self) -> PassLayout:
         if llama.serves(self.policy):
             return "shared"
-        attention = cast("str", self.policy.config._attn_implementation)
+        attention = str(getattr(self.policy.config, "_attn_implementation", ""))  # has no getter
         return "packed" if "flash" in attention else "rows"
 
 

@@ -55,16 +55,14 @@ def pack(
     last = (ahead * (place + 1)).amax(dim=1, keepdim=True)  # tokens to read, 0 where none is chosen
     width = max(int(last.max()), 1)
     place, ahead, read = place[:width], ahead[:, :width], place[:width] < last
-    own = read
-    if groups is not None:
-        number = torch.arange(count, device=tokens.device)
-        leader = ((groups[:, None] == groups) & (last.T > 0)).int().argmax(dim=1)
-        prompt = chosen.int().argmax(dim=1, keepdim=True)
-        own = read & ((place >= prompt) | (leader == number)[:, None])
+    number = torch.arange(count, device=tokens.device)
+    groups = number if groups is None else groups
+    same = (groups[:, None] == groups) & (last.T > 0)
+    leader = same.int().argmax(dim=1)
+    prompt = chosen.int().argmax(dim=1, keepdim=True)
+    own = read & ((place >= prompt) | (leader == number)[:, None])
     index = own.flatten().cumsum(0).view(count, width) - 1
-    if groups is not None:
-        index = index.where(own, index[leader])
-    rows = index.where(read, 0)
+    rows = index.where(own, index[leader]).where(read, 0)
     return Packed(
         tokens=tokens[:, :width][own],
         positions=place.expand(count, width)[own],

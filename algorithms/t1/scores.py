@@ -9,6 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+# pyright: reportIncompatibleMethodOverride=false
+# once_differentiable makes the parameters of a backward position-only.
+
 
 class TokenScores(NamedTuple):
     """Scores of ``M`` chosen tokens under the policy at the asked temperature, in nats."""
@@ -35,6 +38,11 @@ def token_scores(
     return TokenScores(*cast("tuple[Tensor, Tensor]", _Scores.apply(scaled, targets)))
 
 
+def dot(one: Float[Tensor, "M V"], other: Float[Tensor, "M V"]) -> Float[Tensor, " M"]:
+    """Returns the inner product of each row with the other's, without their product in between."""
+    return cast("Tensor", torch.linalg.vecdot(one, other))
+
+
 class _Scores(torch.autograd.Function):
     """log p_y and H(p) of softmax(z) together; keeps log p alone for the backward pass.
 
@@ -44,13 +52,14 @@ class _Scores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         log_p = torch.log_softmax(logits, dim=-1)
-        entropies = -torch.linalg.vecdot(log_p.exp(), log_p)
+        entropies = -dot(log_p.exp(), log_p)
         ctx.save_for_backward(log_p, targets, entropies)
         return log_p.gather(1, targets[:, None]).squeeze(1), entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, log_prob_grads: Tensor, entropy_grads: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        log_prob_grads, entropy_grads = gradients
         log_p, targets, entropies = ctx.saved_tensors
         pull = -log_prob_grads - entropy_grads * entropies
         gradient = torch.addcmul(pull[:, None], log_p, entropy_grads[:, None], value=-1)

@@ -108,9 +108,10 @@ def policy_update(
         with policy.autocast():
             scores = _scored(run, policy.forward, part)
         log_probs = scores.log_probs
-        weights = (values[part.owners].to(log_probs) for values in (gains, shares))
-        policy.backward(objective(*scores, part.sampled, *weights, reference))
-        counted = shares[part.owners] > 0
+        gain, share = gains[part.owners].to(log_probs), shares[part.owners].to(log_probs)
+        loss = objective(log_probs, scores.entropies, part.sampled, gain, share, reference)
+        policy.backward(loss)
+        counted = share > 0
         with torch.no_grad():
             entropy = entropy + scores.entropies[counted].sum()
             apart = (log_probs - part.sampled).where(counted, 0.0)
