@@ -206,7 +206,7 @@ _SMALL = T1Recipe(
     entropy_coef=3e-3,
     anchor_decay=0.95,
     drop_flat_groups=True,
-    tokens_per_pass=800,
+    tokens_per_pass=1600,
 )
 
 WORKLOAD = Workload(
