@@ -140,6 +140,8 @@ CASES = {
             "max_new_tokens=12",
             "eval_every=1",
             "eval_prompts=4",
+            "turn_every=1",
+            "turn_prompts=2",
             "test_prompts=4",
             "test_answers=2",
         ),

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.t1.ahead import Ahead
+from algorithms.t1.batches import Batch
 from algorithms.t1.model import TokenScorer
 from algorithms.t1.roles import Answerer, Ask, Problems, Samplers
 from algorithms.t1.sampler import Sampling
 from algorithms.t1.tasks import PADDING, Countdown, make_policy
-from algorithms.t1.updates import Batch
 from algorithms.t1.workload import WORKLOAD, T1Recipe
 from heliostat import checkpoint, launch
 from heliostat.actors.data import Reader, Stream

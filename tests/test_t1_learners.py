@@ -221,7 +221,7 @@ def test_a_model_of_another_vocabulary_does_not_play_countdown(tmp_path: Path) -
 def gradients(layout: Layout) -> tuple[list[torch.Tensor], int]:
     """Returns a pass's gradients, and the bytes that its graph keeps between forward and back."""
     recipe = replace(TINY, layers=4)
-    model = TokenScorer(make_policy(recipe, TASK))
+    model = TokenScorer(make_policy(recipe, TASK), "rows")  # the path that checkpointing takes
     policy = Learner(model, optimizers("adamw", 1e-2, 0.0, 0.1), layout, torch.device("cpu"), 1)
     tokens, answer = a_batch()
     kept: dict[int, int] = {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+from algorithms.t1.batches import Batch
 from algorithms.t1.roles import Problems, Solvers
 from algorithms.t1.tasks import Row, Split, Task
 from algorithms.t1.turn import GRID, diagnosis
-from algorithms.t1.updates import Batch
 from algorithms.t1.workload import T1Recipe
 from heliostat import Pending, Run, Weights
 from heliostat.actors.environment import Job

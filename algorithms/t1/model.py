@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -21,6 +21,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from algorithms.t1 import llama
+from algorithms.t1.packing import pack
+from algorithms.t1.scores import TokenScores, token_scores
 from heliostat.errors import UsageError
 
 
@@ -40,15 +43,6 @@ class ModelShape:
     """Width of the gated feed-forward layer."""
     positions: int = 128
     """Longest prompt plus answer, in tokens."""
-
-
-class TokenScores(NamedTuple):
-    """Scores of ``M`` chosen tokens under the policy at the asked temperature, in nats."""
-
-    log_probs: Float[Tensor, " M"]
-    """log π(y_t | x, y_<t)."""
-    entropies: Float[Tensor, " M"]
-    """H(π(· | x, y_<t)) of the whole distribution at the token's place."""
 
 
 def scratch_model(
@@ -104,23 +98,32 @@ def local_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedM
     return cast("PreTrainedModel", model)
 
 
+PassLayout = Literal["auto", "rows", "packed", "shared"]
+
+
 class TokenScorer(nn.Module):
     """Scores given tokens: the differentiable half of the policy, to be wrapped by DDP or FSDP.
+
+    A plain Llama reads the distinct tokens of a pass by a direct forward ("shared"); any other
+    model reads padded rows ("rows"), or all sequences behind each other in one row whose positions
+    start anew ("packed"), which pays where attention is of variable length (flash attention).
 
     Example:
         ``scores = TokenScorer(policy)(tokens, chosen)``, where row n of ``tokens`` is prompt,
         answer, padding and ``chosen`` marks the answer.
     """
 
-    def __init__(self, policy: PreTrainedModel) -> None:
+    def __init__(self, policy: PreTrainedModel, layout: PassLayout = "auto") -> None:
         super().__init__()
         self.policy = policy
+        self.layout: PassLayout = layout
 
     def forward(
         self,
         tokens: Int[Tensor, "N T"],
         chosen: Bool[Tensor, "N T"],
         temperature: float = 1.0,
+        groups: Int[Tensor, " N"] | None = None,
     ) -> TokenScores:
         """Returns log-probabilities and entropies of the chosen tokens, in row-major order.
 
@@ -130,6 +133,8 @@ class TokenScorer(nn.Module):
             tokens: Sequences, padded on the right with any valid token.
             chosen: Tokens to score; the first of a sequence has no context and cannot be chosen.
             temperature: Divides the logits, > 0; that of the sampler to score its own samples.
+            groups: Rows of equal number begin alike up to their first chosen token (answers to
+                one prompt), so that their beginning may be read once; None tells nothing.
 
         Raises:
             ValueError: A first token is chosen, or no token at all.
@@ -140,24 +145,34 @@ class TokenScorer(nn.Module):
                 "expected at least one chosen token and none in the first column, which has no "
                 f"context; found chosen columns {columns[:1]}; choose the answer tokens only"
             )
-        window = slice(columns[0], columns[-1] + 1)
-        logits = self.policy(
-            input_ids=tokens[:, : columns[-1]],
-            use_cache=False,
-            logits_to_keep=columns[-1] + 1 - columns[0],
-        ).logits
-        mask = chosen[:, window]
-        return _scores(logits[mask].float(), tokens[:, window][mask], temperature)
+        layout = self._layout() if self.layout == "auto" else self.layout
+        if layout == "rows":
+            window = slice(columns[0], columns[-1] + 1)
+            logits = self.policy(
+                input_ids=tokens[:, : columns[-1]],
+                use_cache=False,
+                logits_to_keep=columns[-1] + 1 - columns[0],
+            ).logits
+            mask = chosen[:, window]
+            return token_scores(logits[mask], tokens[:, window][mask], temperature)
+        if layout == "shared":
+            packed = pack(tokens, chosen, groups)
+            logits = llama.packed_logits(cast("LlamaForCausalLM", self.policy), packed)
+        else:
+            packed = pack(tokens, chosen)
+            logits = self.policy(
+                input_ids=packed.tokens[None],
+                position_ids=packed.positions[None],
+                use_cache=False,
+                logits_to_keep=packed.scored,
+            ).logits[0]
+        return token_scores(logits, packed.targets, temperature)
 
-
-def _scores(
-    logits: Float[Tensor, "M V"], targets: Int[Tensor, " M"], temperature: float
-) -> TokenScores:
-    log_p = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
-    return TokenScores(
-        log_probs=log_p.gather(1, targets[:, None]).squeeze(1),
-        entropies=-(log_p.exp() * log_p).sum(dim=-1),
-    )
+    def _layout(self) -> PassLayout:
+        if llama.serves(self.policy):
+            return "shared"
+        attention = str(getattr(self.policy.config, "_attn_implementation", ""))  # has no getter
+        return "packed" if "flash" in attention else "rows"
 
 
 def optimizers(

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from algorithms.t1.ahead import Ahead
+from algorithms.t1.batches import Batch
 from algorithms.t1.evaluate import Examiner, gains, log_samples
 from algorithms.t1.lora import merging, with_adapters
 from algorithms.t1.model import TokenScorer, optimizers
+from algorithms.t1.penalties import FalseClaims
 from algorithms.t1.roles import Problems
 from algorithms.t1.tasks import make_policy, make_task
-from algorithms.t1.updates import Batch, move_anchor, policy_update, supervised_step
+from algorithms.t1.updates import move_anchor, policy_update, supervised_step
 from algorithms.t1.workload import T1Recipe
 from heliostat import Run
 from heliostat.actors.data import Stream
@@ -28,7 +30,7 @@ def train(run: Run[T1Recipe]) -> Mapping[str, float]:
     anchor = run.frozen(model)
     policy = run.learner(model, cold_start, merging(recipe))
     problems = Stream(run.pool(Problems), Problems, run.seed("problems"))
-    ahead, examiner = Ahead(run, problems), Examiner(run)
+    ahead, examiner, claims = Ahead(run, problems), Examiner(run), FalseClaims()
     step = 0
 
     def state() -> dict[str, Any]:
@@ -41,6 +43,7 @@ def train(run: Run[T1Recipe]) -> Mapping[str, float]:
             "ahead": ahead.state(),
             "problems": problems.state(),
             "scores": examiner.scores,
+            "claims": claims.state(),
         }
 
     if saved := run.restore():
@@ -60,6 +63,7 @@ def train(run: Run[T1Recipe]) -> Mapping[str, float]:
         ahead.load(saved["ahead"])
         problems.load(saved["problems"])
         examiner.scores = saved["scores"]
+        claims.load(saved["claims"])
 
     # Section 2: the cold start on traces of failures, checks and a success.
     while step < recipe.sft_steps:
@@ -81,10 +85,8 @@ def train(run: Run[T1Recipe]) -> Mapping[str, float]:
         with run.phase("sample"):
             batch = Batch.of(ahead.next(policy.weights(step), update))
         with run.phase("learn"):
-            metrics = policy_update(run, policy, anchor, batch, update)
+            metrics = claims.watch(run, policy_update(run, policy, anchor, batch, update))
         metrics |= {"lag/versions": step - batch.version, "perf/queue_depth": waiting}
-        run.count("samples", len(batch.lengths))
-        run.count("tokens", float(batch.lengths.sum()))
         step += 1
         if (update + 1) % recipe.eval_every == 0:
             examiner.validate(policy.weights(step), update + 1)

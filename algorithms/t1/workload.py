@@ -87,29 +87,45 @@ class T1Recipe(Recipe):
     """Share of the peak rate left at the last update, reached along a cosine; 1 is constant."""
     warm_updates: Annotated[int, Ge(1)] = 3
     """Updates over which the rate rises to ``lr``."""
+    advantage: Literal["rloo", "grpo", "reinforce"] = "rloo"
+    """What an answer's reward is compared with: the mean of the others, that of the group in units
+    of its deviation, or nothing."""
+    kl: Literal["reward", "loss", "none"] = "reward"
+    """Where the KL to the anchor enters: the reward, centred over the other answers (T1), or the
+    loss, token by token."""
     beta: Annotated[float, Ge(0)] = 2e-4
-    """Weight of the KL to the anchor, centred over the other answers of the prompt."""
+    """Weight of the KL to the anchor."""
     entropy_coef: Annotated[float, Ge(0)] = 1e-3
     """Weight of the token-level entropy bonus."""
     anchor_decay: Annotated[float, Ge(0), Le(1)] = 0.99
-    """Share of the old anchor kept after each update; 1 freezes it."""
+    """Share of the old anchor kept when it moves; 1 freezes it, 0 makes it a copy of the policy."""
+    anchor_every: Annotated[int, Ge(1)] = 1
+    """Updates between two moves of the anchor."""
     loss_norm: Literal["token", "sequence", "constant"] = "token"
     """What the sum over tokens is divided by."""
     drop_flat_groups: bool = False
     """Learn only from prompts with both right and wrong answers."""
+    importance: Literal["truncated", "clipped", "none"] = "truncated"
+    """How tokens of older weights are corrected: weights up to a cap, PPO's clip, or not."""
     importance_cap: Annotated[float, Ge(1)] = 2.0
-    """Largest weight of a token that older weights sampled."""
+    """Largest weight under ``truncated``."""
+    clip_low: Annotated[float, Gt(0), Lt(1)] = 0.2
+    """How far below 1 a ratio counts under ``clipped``."""
+    clip_high: Annotated[float, Gt(0)] = 0.2
+    """And how far above."""
     max_norm: Annotated[float, Gt(0)] = 1.0
     """Largest 2-norm of a gradient."""
     tokens_per_pass: Annotated[int, Ge(1)] = 16_384
-    """Tokens of one forward and backward pass; changes memory, not the numbers it stands for."""
+    """Distinct tokens of one forward and backward pass; changes memory, no other number."""
 
-    penalise: tuple[Literal["overlong", "repetition"], ...] = ()
+    penalise: tuple[Literal["overlong", "repetition", "garbage"], ...] = ()
     """Patterns whose answers get the reward -1, right or wrong (section 3.2)."""
     ngram: Annotated[int, Ge(1)] = 20
     """Length of a repeated phrase, in tokens."""
     ngram_repeats: Annotated[int, Ge(1)] = 4
     """How often it may occur."""
+    garbage_perplexity: Annotated[float, Gt(1)] = 50.0
+    """Answers of a higher perplexity under the anchor, at the sampling temperature, are garbage."""
 
     eval_every: Annotated[int, Ge(1)] = 10
     """Updates between two evaluations on validation prompts, beside training."""
@@ -223,7 +239,7 @@ _SMALL = T1Recipe(
     entropy_coef=3e-3,
     anchor_decay=0.95,
     drop_flat_groups=True,
-    tokens_per_pass=800,
+    tokens_per_pass=1600,
 )
 
 WORKLOAD = Workload(
