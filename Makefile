@@ -25,7 +25,7 @@ type: setup
 	$(BIN)/pyright
 
 test: setup lint type  ## everything CI runs
-	$(BIN)/pytest --cov --cov-report= --durations=10
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report= --durations=10
 	$(BIN)/coverage report --include='platform/*' --skip-covered --fail-under=90
 
 ray: setup  ## only the tests that start a real Ray
