@@ -37,7 +37,7 @@ def pattern(line: str) -> str:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_recorded_session_goes_as_it_says(tmp_path: Path) -> None:
     environment = {name: text for name, text in os.environ.items() if name != "RAY_AUTH_TOKEN"}
     for command, lines in recorded():

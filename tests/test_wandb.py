@@ -250,6 +250,7 @@ def test_neither_secrets_nor_paths_of_the_home_leave_the_process(
 ):
     secret = "correct-horse-battery"
     monkeypatch.setenv("STORE_PASSWORD", secret)
+    monkeypatch.setattr(sys, "argv", ["/private/folder/of/mine.py"])
     config = {
         "data": str(wandb_home / "data" / "shards"),
         "url": f"s3://bucket?auth={secret}",
