@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from algorithms.t1.tasks import PADDING, Bools, Grades, Ints, Split
+from algorithms.t1.verifier import Reason
 from heliostat.errors import UsageError
 
 _MARK = "\n#### "
@@ -154,13 +155,12 @@ class Questions:
 
     def grade(self, rows: Sequence[Question], answers: Ints, lengths: Ints) -> Grades:
         """Compares the last marked value of each finished answer with the gold one."""
-        solved = np.zeros(lengths.shape, np.bool_)
-        claimed = np.zeros(lengths.shape, np.bool_)
+        reasons = np.full(lengths.shape, Reason.NO_ANSWER, np.uint8)
         for place, row, answer in self._finished(rows, answers, lengths):
             value = final_value(self._decode(answer))
-            solved[place] = value is not None and same_value(value, row.answer)
-            claimed[place] = value is not None
-        return Grades(solved, claimed & ~solved, np.zeros_like(solved))
+            if value is not None:
+                reasons[place] = Reason.OK if same_value(value, row.answer) else Reason.WRONG
+        return Grades.of(reasons)
 
     def votes(self, answers: Ints, lengths: Ints) -> Ints:
         """Tells final values apart as ``grade`` does; an unfinished answer has no vote."""

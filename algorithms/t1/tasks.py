@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from algorithms.t1.model import ModelShape, local_model, scratch_model
+from algorithms.t1.verifier import Reason
 from algorithms.t1.workload import T1Recipe
 from envs import countdown
 from heliostat.seeding import derive, numpy_generator
@@ -41,6 +42,21 @@ class Grades:
     """bool: ended with an answer that is wrong."""
     repetitive: Bools
     """bool: tries the same thing again."""
+    graded: Bools
+    """bool: False where no score could be given; such an answer must teach and count nothing."""
+    reasons: npt.NDArray[np.uint8]
+    """uint8: the ``verifier.Reason`` of each."""
+
+    @classmethod
+    def of(cls, reasons: npt.NDArray[np.uint8], repetitive: Bools | None = None) -> Grades:
+        """Returns what follows from the reasons [P, K]; a wrong answer is a false claim."""
+        return cls(
+            solved=reasons == Reason.OK,
+            false_claims=reasons == Reason.WRONG,
+            repetitive=np.zeros(reasons.shape, np.bool_) if repetitive is None else repetitive,
+            graded=~np.isin(reasons, [reason for reason in Reason if reason.score is None]),
+            reasons=reasons,
+        )
 
 
 @runtime_checkable
@@ -101,6 +117,13 @@ def make_policy(recipe: T1Recipe, task: Task) -> PreTrainedModel:
     return scratch_model(shape, task.vocabulary, task.end_token, derive(recipe.seed, "model"))
 
 
+_COUNTDOWN_REASONS = np.full(len(countdown.Outcome), Reason.NO_ANSWER, np.uint8)
+_COUNTDOWN_REASONS[countdown.Outcome.SOLVED] = Reason.OK
+_COUNTDOWN_REASONS[[countdown.Outcome.FALSE_CLAIM, countdown.Outcome.WRONG_ARITHMETIC]] = (
+    Reason.WRONG
+)
+
+
 class Countdown:
     """Three numbers and a target; see ``envs.countdown``. Rows are int64 [a, b, c, target]."""
 
@@ -137,13 +160,9 @@ class Countdown:
         prompts, copies, longest = answers.shape
         batch = _problems(rows).take(np.repeat(np.arange(prompts, dtype=np.int64), copies))
         grades = countdown.grade(batch, answers.reshape(-1, longest))
-        claims = (countdown.Outcome.FALSE_CLAIM, countdown.Outcome.WRONG_ARITHMETIC)
         shape = (prompts, copies)
-        return Grades(
-            grades.solved.reshape(shape),
-            np.isin(grades.outcomes, claims).reshape(shape),
-            (grades.repeats > 0).reshape(shape),
-        )
+        reasons = _COUNTDOWN_REASONS[grades.outcomes].reshape(shape)
+        return Grades.of(reasons, (grades.repeats > 0).reshape(shape))
 
     def votes(self, answers: Ints, lengths: Ints) -> Ints:
         """Tells the expressions that are claimed to solve the problem apart."""
