@@ -21,8 +21,8 @@ from heliostat.actors.environment import (
     play,
 )
 from heliostat.actors.evaluation import EvaluationActor, Score, merge
-from heliostat.pool import LocalPool, Member
 from heliostat.errors import UsageError
+from heliostat.pool import LocalPool, Member
 from heliostat.recipe import Recipe
 from heliostat.weights import Weights
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
+from algorithms.t1.dataset import Split
 from algorithms.t1.model import ModelShape, local_model, scratch_model
 from algorithms.t1.verifier import Reason
 from algorithms.t1.workload import T1Recipe
 from envs import countdown
 from heliostat.seeding import derive, numpy_generator
 
-Split = Literal["train", "validation", "test"]
 Row = Any
 """A problem; only its task knows what is inside."""
 
@@ -67,6 +67,11 @@ class Task(Protocol):
     """Number of tokens."""
     end_token: int
 
+    @property
+    def fingerprint(self) -> str:
+        """Tells training sets apart by their content; kept with the reading position."""
+        ...
+
     def rows(self, split: Split) -> Sequence[Row]:
         """Returns all problems of a split; no problem is in two of them."""
         ...
@@ -94,11 +99,11 @@ class Task(Protocol):
 
 def make_task(recipe: T1Recipe) -> Task:
     """Returns the recipe's task: its questions, or countdown where it names none."""
-    if recipe.questions:
+    if recipe.questions or recipe.gym:
         from algorithms.t1.questions import Questions
 
-        return Questions(recipe.questions, recipe.model)
-    return Countdown(recipe.max_failures)
+        return Questions(recipe)
+    return Countdown(recipe.max_failures, recipe.level)
 
 
 def make_policy(recipe: T1Recipe, task: Task) -> PreTrainedModel:
@@ -125,24 +130,26 @@ _COUNTDOWN_REASONS[[countdown.Outcome.FALSE_CLAIM, countdown.Outcome.WRONG_ARITH
 
 
 class Countdown:
-    """Three numbers and a target; see ``envs.countdown``. Rows are int64 [a, b, c, target]."""
+    """Numbers and a target; see ``envs.countdown``. Rows are int64 [a, b, c, …, target]."""
 
     vocabulary = len(countdown.VOCABULARY)
     end_token = countdown.END
     cue: tuple[int, ...] = ()
 
-    def __init__(self, max_failures: int) -> None:
+    def __init__(self, max_failures: int, level: str = "three") -> None:
         self._max_failures = max_failures
-        self._try_tokens = countdown.TRY_TOKENS
+        self._level = countdown.LEVELS[level]
+        self.fingerprint = f"countdown {level}"
+        self._try_tokens = self._level.try_tokens
         self.answer_tokens = self._try_tokens + 1  # to finish a cut try, or make one, and to end
 
     def rows(self, split: Split) -> Sequence[Row]:
         """Returns every solvable problem of the split."""
-        whole = countdown.problems(split)
+        whole = countdown.problems(split, self._level)
         return list(np.column_stack([whole.numbers, whole.targets]))
 
     def prompts(self, rows: Sequence[Row]) -> Ints:
-        """Returns ``Q a b c = t :``."""
+        """Returns ``Q a b c = t :``, with a fourth number at level ``four``."""
         return countdown.prompts(_problems(rows))
 
     def traces(self, rows: Sequence[Row], seed: int) -> tuple[Ints, Bools]:
@@ -151,7 +158,7 @@ class Countdown:
         tokens, lengths = countdown.traces(rng, _problems(rows), self._max_failures)
         place = np.arange(tokens.shape[1], dtype=np.int64)
         inside = np.less(place, lengths[:, None])
-        chosen = inside & np.greater_equal(place, countdown.PROMPT_TOKENS)
+        chosen = inside & np.greater_equal(place, self._level.prompt_tokens)
         return np.where(inside, tokens, np.int64(PADDING)), chosen
 
     def grade(self, rows: Sequence[Row], answers: Ints, lengths: Ints) -> Grades:
@@ -199,7 +206,7 @@ class Countdown:
 
 def _problems(rows: Sequence[Row]) -> countdown.Problems:
     table = np.asarray(rows)
-    return countdown.Problems(table[:, :3], table[:, 3])
+    return countdown.Problems(table[:, :-1], table[:, -1])
 
 
 def to_tensors(tokens: Ints) -> tuple[torch.Tensor, torch.Tensor]:
