@@ -226,8 +226,8 @@ def test_a_position_in_another_data_set_is_not_taken_up(caplog: pytest.LogCaptur
     same, other = Stream(pool, Numbers, 0, "before"), Stream(pool, Numbers, 0, "after")
     for one in (same, other):
         one.load(first.state())
-    assert "expected fingerprint before, found after" in caplog.text
-    assert "instead of row 7" in caplog.text
+    assert "expected data before, found after" in caplog.text
+    assert "row 7 -> 0" in caplog.text
     assert same.next(5) == first.next(5)
     assert same.reread(0, 7) == Stream(pool, Numbers, 0).next(7)
     with pytest.raises(UsageError, match=r"answers to rows 0…7 were under way"):

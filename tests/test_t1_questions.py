@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 
 from algorithms.t1 import audit
 from algorithms.t1.answers import final_value, same_value
+from algorithms.t1.batches import Batch
 from algorithms.t1.dataset import Question, leaks, read_file, split_of
 from algorithms.t1.questions import Questions, load_splits
+from algorithms.t1.roles import Answering, score_answers
 from algorithms.t1.tasks import PADDING
 from algorithms.t1.verifier import Reason
 from algorithms.t1.workload import WORKLOAD
+from heliostat.actors.environment import Episodes
 from heliostat.errors import UsageError
 
 RECIPE = WORKLOAD.recipe("smoke")
@@ -292,6 +295,30 @@ def test_unreadable_gold_answers_are_refused_masked_or_allowed(tmp_path: Path) -
     assert not grades.graded.any()
     assert not (grades.solved | grades.false_claims).any()
     assert (grades.reasons == Reason.GOLD_UNPARSED).all()
+
+
+def test_an_answer_without_a_verdict_is_neither_learned_from_nor_scored(tmp_path: Path) -> None:
+    task = Questions(replace(RECIPE, questions=str(written(tmp_path)), verifier="math"))
+    world = Answering(task)
+    prompts = world.reset([Question("0 + 1?", "@@"), Question("6 + 7?", "13")], 0)
+    right = [*b"#### 13", task.end_token]
+    answers = np.array([[right, right], [right, [*b"#### 12", task.end_token]]])
+    lengths = np.full((2, 2), 8)
+    fields = {
+        "action": answers,
+        "lengths": lengths,
+        "finished": lengths > 0,
+        "log_probs": np.zeros(answers.shape, np.float32),
+        "versions": np.zeros(answers.shape, np.int32),
+    }
+    step = world.step(fields)
+    whole = {"observation": prompts, "reward": step.rewards, **fields, **step.info}
+    episodes = Episodes(0, 0, {name: value[None] for name, value in whole.items()})
+    batch = Batch.of([episodes])
+    assert batch.graded.tolist() == [False, False, True, True]
+    assert batch.reasons.tolist() == [Reason.GOLD_UNPARSED] * 2 + [Reason.OK, Reason.WRONG]
+    scores = score_answers(episodes)
+    assert (scores["accuracy"], scores["pass_at_k"], scores["ungraded"]) == (0.5, 1.0, 0.5)
 
 
 @pytest.mark.long

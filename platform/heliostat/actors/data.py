@@ -66,7 +66,7 @@ class Stream(Generic[Row]):
     """
 
     def __init__(
-        self, pool: Pool[Any], reader: type[Reader[Row]], seed: int, fingerprint: str = ""
+        self, pool: Pool[Any], reader: type[Reader[Row]], seed: int, data: str = ""
     ) -> None:
         """Asks the readers for their sizes.
 
@@ -74,7 +74,7 @@ class Stream(Generic[Row]):
             pool: the readers.
             reader: their class.
             seed: of the order of rows.
-            fingerprint: tells data sets apart; a saved position in another one is not taken up.
+            data: tells data sets apart; a saved position in another one is not taken up.
 
         Raises:
             ValueError: the data set is empty.
@@ -82,8 +82,7 @@ class Stream(Generic[Row]):
         self._pool: Pool[Reader[Row]] = pool
         self._reader = reader
         self._seed = seed
-        self._fingerprint = fingerprint
-        self._changed = False
+        self._data, self._changed = data, False
         sizes = self._pool.each(reader.size)
         self._ends = np.cumsum(sizes)
         self.size = int(self._ends[-1])
@@ -112,9 +111,8 @@ class Stream(Generic[Row]):
         """
         if self._changed:
             raise UsageError(
-                f"the data set behind pool {self._pool.name!r} has changed while answers to rows "
-                f"{start}…{start + count} were under way: expected the data set of the checkpoint, "
-                f"found fingerprint {self._fingerprint}; put the old one back, or begin a new run"
+                f"the data of pool {self._pool.name!r} changed while answers to rows {start}…"
+                f"{start + count} were under way; put the old data back, or begin a new run"
             )
         ahead = self._start(start, count)
         rows = [row for part in ahead.pending.result() for row in part]
@@ -122,20 +120,17 @@ class Stream(Generic[Row]):
 
     def state(self) -> dict[str, Any]:
         """Returns the position and what it is a position in, for the checkpoint."""
-        return {"position": self.position, "fingerprint": self._fingerprint}
+        return {"position": self.position, "fingerprint": self._data}
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes back to a saved position; warns and begins anew where the data set has changed."""
-        saved = state.get("fingerprint", self._fingerprint)
-        self._changed = saved != self._fingerprint
+        saved = state.get("fingerprint", self._data)
+        self._changed = saved != self._data
         self.position = 0 if self._changed else state["position"]
         self._ahead = None
         if self._changed:
-            logger.warning(
-                "the data set behind pool %r has changed since the checkpoint: expected "
-                "fingerprint %s, found %s; reading it from its beginning instead of row %d",
-                *(self._pool.name, saved, self._fingerprint, state["position"]),
-            )
+            found = (self._pool.name, saved, self._data, state["position"])
+            logger.warning("pool %r: expected data %s, found %s; row %d -> 0", *found)
 
     def indices(self, start: int, count: int) -> np.ndarray:
         """Returns rows ``start … start + count`` of the endless order, int64 [count]."""
