@@ -330,7 +330,7 @@ def _countdown() -> str:
     rng = np.random.default_rng(0)
     problems = countdown.draw(rng, "train", 4)
     tokens, _ = countdown.traces(rng, problems)
-    solved = countdown.grade(problems, tokens[:, countdown.PROMPT_TOKENS :]).solved
+    solved = countdown.grade(problems, tokens[:, countdown.THREE.prompt_tokens :]).solved
     if not solved.all():
         raise RuntimeError(f"expected its own traces to be graded right, found {solved.tolist()}")
     return "4 problems drawn, traced and graded"

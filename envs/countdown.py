@@ -1,4 +1,4 @@
-"""Countdown with three numbers: a reasoning task with trial, error and self-verification.
+"""Countdown with three or four numbers: a reasoning task with trial, error and self-verification.
 
 A prompt gives three numbers and a target, an answer is a chain of tries, one token a word:
 
@@ -8,13 +8,13 @@ A prompt gives three numbers and a target, an answer is a chain of tries, one to
 A try ``a o b x p c y t V`` computes ``x = a o b`` and ``y = x p c``, repeats the target ``t`` and
 ends with the verdict ``V`` of its author: ``Y`` for a solution, ``N`` for a failure. The last try
 is the answer. The operators are ``+ - * ~``, where ``u ~ v`` is the reversed difference ``v - u``.
-Everything is recomputed from the tokens by ``grade``; no text is parsed.
+Everything is recomputed from the tokens by ``grade``; no text is parsed. With four numbers a prompt
+has 8 tokens and a try 12: one more operation, number and value.
 
 Training traces hold failures before the success, which is the cold start of T1 (arXiv 2501.11651,
 section 2: trial and error with self-verification) in miniature.
 
-Arrays: ``P`` problems, ``N`` answers, ``L`` tokens, ``C`` = 36 candidate expressions of a problem.
-All tokens are int64.
+Arrays: ``P`` problems, ``N`` answers, ``L`` tokens, ``n`` numbers. All tokens are int64.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from itertools import product
+from itertools import combinations_with_replacement, product
 from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Split = Literal["train", "validation", "test"]
+from envs.countdown_chains import (
+    LARGEST_VALUE,
+    PLUS,
+    REVERSED_MINUS,
+    Bools,
+    Ints,
+    apply_operator,
+    candidates,
+    expression_code,
+    repeats,
+)
 
-LARGEST_NUMBER: Final = 9
-"""The three given numbers lie in 1..9."""
-LARGEST_VALUE: Final = 99
-"""Targets lie in 1..99, intermediate values in 0..99; the token of a number is the number."""
+Split = Literal["train", "validation", "test"]
 
 QUESTION: Final = 100
 EQUALS: Final = 101
 COLON: Final = 102
-PLUS: Final = 103
-MINUS: Final = 104
-TIMES: Final = 105
-REVERSED_MINUS: Final = 106
 YES: Final = 107
 NO: Final = 108
 END: Final = 109
@@ -52,10 +53,6 @@ PAD: Final = 110
 VOCABULARY: Final[tuple[str, ...]] = (*map(str, range(LARGEST_VALUE + 1)), *"Q=:+-*~YNE_")
 """The word of each token."""
 
-PROMPT_TOKENS: Final = 7
-TRY_TOKENS: Final = 9
-
-_PAIRS: Final = ((0, 1, 2), (0, 2, 1), (1, 2, 0))
 _SPLIT_BUCKETS: Final[dict[Split, tuple[int, ...]]] = {
     "train": (0, 1, 2, 3, 4, 5),
     "validation": (6,),
@@ -64,11 +61,43 @@ _SPLIT_BUCKETS: Final[dict[Split, tuple[int, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Level:
+    """How hard problems are."""
+
+    numbers: int = 3
+    """How many are given: 3 or 4."""
+    largest: int = 9
+    """They lie in 1..largest, at most 99."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of a prompt."""
+        return self.numbers + 4
+
+    @property
+    def try_tokens(self) -> int:
+        """Tokens of a try."""
+        return 3 * self.numbers
+
+    def trace_tokens(self, max_failures: int) -> int:
+        """Returns the length of the longest supervised answer: its tries and the end token.
+
+        Sampling beyond it reaches positions that training never showed; use it as length limit.
+        """
+        return (max_failures + 1) * self.try_tokens + 1
+
+
+THREE: Final = Level()
+LEVELS: Final = {"three": THREE, "wide": Level(largest=20), "four": Level(numbers=4)}
+"""Named levels, easiest first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Problems:
     """A batch of problems.
 
     Attributes:
-        numbers: ``[P, 3]``, 1..9, in the order of the prompt.
+        numbers: ``[P, n]``, from 1, in the order of the prompt.
         targets: ``[P]``, 1..99.
     """
 
@@ -78,6 +107,11 @@ class Problems:
     def __len__(self) -> int:
         """Returns the number of problems, ``P``."""
         return len(self.targets)
+
+    @property
+    def level(self) -> Level:
+        """Of so many numbers; tells the sizes of prompts and tries."""
+        return Level(self.numbers.shape[1])
 
     def take(self, indices: Ints) -> Problems:
         """Returns the problems at ``indices``; repeats are allowed."""
@@ -126,7 +160,7 @@ class Grades:
 
 
 def draw(rng: np.random.Generator, split: Split, count: int) -> Problems:
-    """Draws problems of a split, independently, each as the value of a random expression.
+    """Draws three-number problems of a split, independently, each a random expression's value.
 
     A problem's probability is proportional to the number of expressions that solve it, as if its
     numbers and one valid expression had been drawn uniformly and the target computed. About 10 %
@@ -145,15 +179,17 @@ def draw(rng: np.random.Generator, split: Split, count: int) -> Problems:
 @cache
 def _cumulative_odds(split: Split) -> npt.NDArray[np.float64]:
     pool = problems(split)
-    values, valid, _ = _candidates(pool.numbers)
+    values, valid, _ = candidates(pool.numbers)
     solutions = (valid & (values == pool.targets[:, None])).sum(axis=1)
     odds = np.cumsum(solutions, dtype=np.float64)
     return odds / odds[-1]
 
 
 @cache
-def problems(split: Split) -> Problems:
-    """Returns every solvable problem of a split, one for each order of the numbers.
+def problems(split: Split, level: Level = THREE) -> Problems:
+    """Returns every solvable problem of a split, one for each order of three numbers in 1..9.
+
+    Of the harder levels it is one for each set of numbers, in some order.
 
     Problems without a solution are left out: every answer to them has reward 0, so that a group of
     answers carries no gradient and a supervised trace does not exist. A problem's split depends on
@@ -161,7 +197,7 @@ def problems(split: Split) -> Problems:
     12.5 and 12.5 % of the problems are in the train, validation and test splits. The arrays are
     read-only.
     """
-    whole = _solvable_problems()
+    whole = _solvable_problems(level)
     mine = np.isin(split_bucket(whole), _SPLIT_BUCKETS[split])
     chosen = whole.take(np.flatnonzero(mine))
     chosen.numbers.setflags(write=False)
@@ -172,35 +208,34 @@ def problems(split: Split) -> Problems:
 def split_bucket(batch: Problems) -> Ints:
     """Returns ``[P]`` in 0..7, a hash of (sorted numbers, target): 0..5 train, 6, 7 held out."""
     ordered = np.sort(batch.numbers, axis=1)
-    key = (ordered * (1_000_000, 10_000, 100)).sum(axis=1) + batch.targets
+    places = np.array([100**power for power in range(ordered.shape[1], 0, -1)], dtype=np.int64)
+    key = (ordered * places).sum(axis=1) + batch.targets
     mixed = key.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing, wraps
     return ((mixed >> np.uint64(32)) % np.uint64(8)).astype(np.int64)
 
 
 @cache
-def _solvable_problems() -> Problems:
-    numbers = np.array(list(product(range(1, LARGEST_NUMBER + 1), repeat=3)), dtype=np.int64)
-    values, valid, _ = _candidates(numbers)
+def _solvable_problems(level: Level) -> Problems:
+    given = range(1, level.largest + 1)
+    if level == THREE:
+        numbers = np.array(list(product(given, repeat=3)), dtype=np.int64)
+    else:
+        sets = list(combinations_with_replacement(given, level.numbers))
+        numbers = np.random.default_rng(0).permuted(np.array(sets, dtype=np.int64), axis=1)
+    values, valid, _ = candidates(numbers)
     targets = np.arange(1, LARGEST_VALUE + 1)
-    solvable = (np.where(valid, values, -1)[:, :, None] == targets).any(axis=1)
-    row, column = np.nonzero(solvable)
+    reached = np.zeros((len(numbers), LARGEST_VALUE + 1), np.bool_)
+    reached[np.nonzero(valid)[0], values[valid]] = True
+    row, column = np.nonzero(reached[:, targets])
     return Problems(numbers[row], targets[column])
 
 
 def prompts(batch: Problems) -> Ints:
-    """Returns the prompts ``Q a b c = t :``, shape ``[P, 7]``."""
-    out = np.empty((len(batch), PROMPT_TOKENS), dtype=np.int64)
-    out[:, 0], out[:, 4], out[:, 6] = QUESTION, EQUALS, COLON
-    out[:, 1:4], out[:, 5] = batch.numbers, batch.targets
+    """Returns the prompts ``Q a b c = t :``, shape ``[P, n + 4]``."""
+    out = np.empty((len(batch), batch.level.prompt_tokens), dtype=np.int64)
+    out[:, 0], out[:, -3], out[:, -1] = QUESTION, EQUALS, COLON
+    out[:, 1:-3], out[:, -2] = batch.numbers, batch.targets
     return out
-
-
-def trace_tokens(max_failures: int) -> int:
-    """Returns the length of the longest supervised answer: its tries and the end token.
-
-    Sampling beyond it reaches positions that training never showed; use it as the length limit.
-    """
-    return (max_failures + 1) * TRY_TOKENS + 1
 
 
 def traces(rng: np.random.Generator, batch: Problems, max_failures: int = 5) -> tuple[Ints, Ints]:
@@ -216,13 +251,14 @@ def traces(rng: np.random.Generator, batch: Problems, max_failures: int = 5) -> 
         max_failures: Largest number of failed tries in a trace, ≥ 0.
 
     Returns:
-        ``(tokens, lengths)``: ``[P, 7 + trace_tokens(max_failures)]`` padded with ``PAD`` on the
-        right, and ``[P]``, the tokens before the padding.
+        ``(tokens, lengths)``: ``[P, n + 4 + trace_tokens(max_failures)]`` padded with ``PAD`` on
+        the right, and ``[P]``, the tokens before the padding.
 
     Raises:
         ValueError: A problem has no solution.
     """
-    values, valid, tries = _candidates(batch.numbers)
+    level = batch.level
+    values, valid, tries = candidates(batch.numbers)
     hits = valid & (values == batch.targets[:, None])
     if not hits.any(axis=1).all():
         row = int(np.argmin(hits.any(axis=1)))
@@ -238,71 +274,16 @@ def traces(rng: np.random.Generator, batch: Problems, max_failures: int = 5) -> 
     sequence[rows, failures] = np.argmin(np.where(hits, order, 2.0), axis=1)
 
     chosen = tries[rows[:, None], sequence]
-    chosen[:, :, 7] = batch.targets[:, None]
-    chosen[:, :, 8] = np.where(np.arange(max_failures + 1) == failures[:, None], YES, NO)
-    tokens = np.full((len(batch), PROMPT_TOKENS + trace_tokens(max_failures)), PAD, dtype=np.int64)
-    tokens[:, :PROMPT_TOKENS] = prompts(batch)
-    tokens[:, PROMPT_TOKENS:-1] = chosen.reshape(len(batch), -1)
-    lengths = PROMPT_TOKENS + (failures + 1) * TRY_TOKENS + 1
+    chosen[:, :, -2] = batch.targets[:, None]
+    chosen[:, :, -1] = np.where(np.arange(max_failures + 1) == failures[:, None], YES, NO)
+    start = level.prompt_tokens
+    tokens = np.full((len(batch), start + level.trace_tokens(max_failures)), PAD, dtype=np.int64)
+    tokens[:, :start] = prompts(batch)
+    tokens[:, start:-1] = chosen.reshape(len(batch), -1)
+    lengths = start + (failures + 1) * level.try_tokens + 1
     tokens[rows, lengths - 1] = END
     tokens[np.arange(tokens.shape[1]) >= lengths[:, None]] = PAD
     return tokens, lengths
-
-
-def _candidates(numbers: Ints) -> tuple[Ints, Bools, Ints]:
-    """Lists the candidate expressions of each problem.
-
-    A candidate picks a pair (the other number is third), one of ``+ - *`` for it (larger minus
-    smaller, prompt order for the others) and one of the four operators for the third. It is valid
-    when both values lie in 0..99 and no earlier candidate of the problem reads the same.
-
-    Returns:
-        ``(values [P, 36], valid [P, 36], tries [P, 36, 9])``; the last two tokens of a try are
-        left to the caller.
-    """
-    columns = [
-        _candidate(numbers[:, i], numbers[:, j], numbers[:, k], first, second)
-        for i, j, k in _PAIRS
-        for first in (PLUS, MINUS, TIMES)
-        for second in (PLUS, MINUS, TIMES, REVERSED_MINUS)
-    ]
-    tries = np.stack(columns, axis=1)
-    x, y = tries[..., 3], tries[..., 6]
-    in_range = (x >= 0) & (x <= LARGEST_VALUE) & (y >= 0) & (y <= LARGEST_VALUE)
-    zero_twice = (tries[..., 4] == REVERSED_MINUS) & (y == 0)
-    code = _expression_code(tries)
-    seen = np.tril(code[:, :, None] == code[:, None, :], k=-1).any(axis=2)
-    return y, in_range & ~zero_twice & ~seen, tries
-
-
-def _candidate(a: Ints, b: Ints, c: Ints, first: int, second: int) -> Ints:
-    if first == MINUS:
-        a, b = np.maximum(a, b), np.minimum(a, b)
-    left, right = np.full_like(a, first), np.full_like(a, second)
-    x = apply_operator(a, left, b)
-    y = apply_operator(x, right, c)
-    blank = np.zeros_like(a)
-    return np.stack([a, left, b, x, right, c, y, blank, blank], axis=1)
-
-
-def apply_operator(left: Ints, operator: Ints, right: Ints) -> Ints:
-    """Returns ``left operator right`` elementwise; the result may leave 0..99.
-
-    Tokens that are no operator act like ``~``: check them before.
-    """
-    return np.select(
-        [operator == PLUS, operator == MINUS, operator == TIMES],
-        [left + right, left - right, left * right],
-        right - left,
-    )
-
-
-def _expression_code(tries: Ints) -> Ints:
-    """Packs the five free tokens of each try, ``[..., 9] -> [...]``, into one integer."""
-    code = tries[..., 0]
-    for slot in (1, 2, 4, 5):
-        code = code * len(VOCABULARY) + tries[..., slot]
-    return code
 
 
 def grade(batch: Problems, answers: Ints) -> Grades:
@@ -322,24 +303,25 @@ def grade(batch: Problems, answers: Ints) -> Grades:
             f"{list(answers.shape)}; repeat the problems with Problems.take"
         )
     ended, lengths = _ends(answers)
-    slots = answers.shape[1] // TRY_TOKENS
-    tries = answers[:, : slots * TRY_TOKENS].reshape(len(batch), slots, TRY_TOKENS)
-    try_ends = np.arange(1, slots + 1, dtype=np.int64) * TRY_TOKENS
+    size = batch.level.try_tokens
+    slots = answers.shape[1] // size
+    tries = answers[:, : slots * size].reshape(len(batch), slots, size)
+    try_ends = np.arange(1, slots + 1, dtype=np.int64) * size
     complete: Bools = np.less_equal(try_ends, lengths[:, None])
     formed = np.logical_and.accumulate(complete & _well_formed(tries), axis=1)
     count = formed.sum(axis=1)
 
     sound = _sound(tries)
     true = _reaches_target(batch, tries)
-    claimed = tries[..., 8] == YES
-    code = np.where(formed, _expression_code(tries), -1 - np.arange(slots, dtype=np.int64))
-    repeated = np.tril(code[:, :, None] == code[:, None, :], k=-1).any(axis=2)
+    claimed = tries[..., -1] == YES
+    code = np.where(formed, expression_code(tries), -1 - np.arange(slots, dtype=np.int64))
+    whole = (count > 0) & (count * size == lengths)
 
     return Grades(
-        outcomes=_outcomes(ended, count, lengths, _last(claimed, count), _last(sound, count),
+        outcomes=_outcomes(ended, whole, _last(claimed, count), _last(sound, count),
                            _last(sound & true, count)),
         tries=count,
-        repeats=(repeated & formed).sum(axis=1),
+        repeats=(repeats(code) & formed).sum(axis=1),
         wrong_computations=(~sound & formed).sum(axis=1),
         wrong_verdicts=(((sound & true) != claimed) & formed).sum(axis=1),
     )  # fmt: skip
@@ -353,10 +335,7 @@ def _ends(answers: Ints) -> tuple[Bools, Ints]:
     return lengths < answers.shape[1], lengths
 
 
-def _outcomes(
-    ended: Bools, count: Ints, lengths: Ints, claimed: Bools, sound: Bools, right: Bools
-) -> Ints:
-    whole = (count > 0) & (count * TRY_TOKENS == lengths)
+def _outcomes(ended: Bools, whole: Bools, claimed: Bools, sound: Bools, right: Bools) -> Ints:
     return np.select(
         [~ended, ~whole, ~claimed, ~sound, ~right],
         [
@@ -377,22 +356,24 @@ def _last(flags: Bools, count: Ints) -> Bools:
 
 
 def _well_formed(tries: Ints) -> Bools:
-    """``[N, S, 9] -> [N, S]``: each slot holds a token of its kind."""
-    numbers = (tries[..., (0, 2, 3, 5, 6, 7)] <= LARGEST_VALUE).all(axis=-1)
-    operators = tries[..., (1, 4)]
-    known = ((operators >= PLUS) & (operators <= REVERSED_MINUS)).all(axis=-1)
-    verdicts = (tries[..., 8] == YES) | (tries[..., 8] == NO)
-    return numbers & known & verdicts
+    """``[N, S, 3n] -> [N, S]``: each slot holds a token of its kind."""
+    size = tries.shape[-1]
+    signs = list(range(1, size - 2, 3))
+    numbers = [slot for slot in range(size - 1) if slot not in signs]
+    known = ((tries[..., signs] >= PLUS) & (tries[..., signs] <= REVERSED_MINUS)).all(axis=-1)
+    verdicts = (tries[..., -1] == YES) | (tries[..., -1] == NO)
+    return (tries[..., numbers] <= LARGEST_VALUE).all(axis=-1) & known & verdicts
 
 
 def _sound(tries: Ints) -> Bools:
-    """``[N, S, 9] -> [N, S]``: both computations are right."""
-    a, o, b, x, p, c, y = (tries[..., slot] for slot in range(7))
-    return (apply_operator(a, o, b) == x) & (apply_operator(x, p, c) == y)
+    """``[N, S, 3n] -> [N, S]``: all computations are right."""
+    left, signs, right, results = (tries[..., slot:-2:3] for slot in range(4))
+    return (apply_operator(left[..., : signs.shape[-1]], signs, right) == results).all(axis=-1)
 
 
 def _reaches_target(batch: Problems, tries: Ints) -> Bools:
-    """``[N, S, 9] -> [N, S]``: uses each given number once and ends at the target."""
-    used = np.sort(tries[..., (0, 2, 5)], axis=-1) == np.sort(batch.numbers, axis=1)[:, None]
+    """``[N, S, 3n] -> [N, S]``: uses each given number once and ends at the target."""
+    given = np.concatenate([tries[..., :1], tries[..., 2:-2:3]], axis=-1)
+    used = np.sort(given, axis=-1) == np.sort(batch.numbers, axis=1)[:, None]
     target = batch.targets[:, None]
-    return used.all(axis=-1) & (tries[..., 6] == target) & (tries[..., 7] == target)
+    return used.all(axis=-1) & (tries[..., -3] == target) & (tries[..., -2] == target)

@@ -21,6 +21,7 @@ from heliostat.actors.environment import (
     play,
 )
 from heliostat.actors.evaluation import EvaluationActor, Score, merge
+from heliostat.errors import UsageError
 from heliostat.pool import LocalPool, Member
 from heliostat.recipe import Recipe
 from heliostat.weights import Weights
@@ -216,3 +217,22 @@ def test_scores_merge_by_count_and_only_within_a_version() -> None:
         merge([Score(1, 1, {"x": 1.0}), Score(2, 1, {"x": 1.0})])
     with pytest.raises(ValueError, match=r"one set of weights, found digests \['a', 'b'\]"):
         merge([Score(1, 1, {"x": 1.0}, "a"), Score(1, 1, {"x": 1.0}, "b")])
+
+
+def test_a_position_in_another_data_set_is_not_taken_up(caplog: pytest.LogCaptureFixture) -> None:
+    pool = LocalPool("numbers", Numbers, Recipe(steps=10), 2)
+    first = Stream(pool, Numbers, 0, "before")
+    first.next(7)
+    same, other = Stream(pool, Numbers, 0, "before"), Stream(pool, Numbers, 0, "after")
+    for one in (same, other):
+        one.load(first.state())
+    assert "expected data before, found after" in caplog.text
+    assert "row 7 -> 0" in caplog.text
+    assert same.next(5) == first.next(5)
+    assert same.reread(0, 7) == Stream(pool, Numbers, 0).next(7)
+    with pytest.raises(UsageError, match=r"answers to rows 0…7 were under way"):
+        other.reread(0, 7)
+    assert other.next(7) == Stream(pool, Numbers, 0).next(7)
+    old = {"position": 7}  # of a checkpoint that names no data set
+    other.load(old)
+    assert other.state()["position"] == 7

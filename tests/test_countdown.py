@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs import countdown
-from envs.countdown import Outcome, Problems
+from envs.countdown import LEVELS, Outcome, Problems
 
 WORDS = {word: token for token, word in enumerate(countdown.VOCABULARY)}
 OPERATORS = {
@@ -36,23 +36,29 @@ def slow_outcome(numbers: list[int], target: int, answer: list[int]) -> Outcome:
     if "E" not in words:
         return Outcome.OVERLONG
     words = words[: words.index("E")]
-    tries = [words[i : i + 9] for i in range(0, len(words), 9)]
+    size = 3 * len(numbers)
+    tries = [words[i : i + size] for i in range(0, len(words), size)]
     for one in tries:
-        if len(one) != 9 or one[1] not in OPERATORS or one[4] not in OPERATORS:
+        signs = range(1, size - 2, 3)
+        if len(one) != size or any(one[i] not in OPERATORS for i in signs) or one[-1] not in "YN":
             return Outcome.MALFORMED
-        if one[8] not in "YN" or not all(one[i].isdigit() for i in (0, 2, 3, 5, 6, 7)):
+        if not all(one[i].isdigit() for i in range(size - 1) if i not in signs):
             return Outcome.MALFORMED
     return slow_outcome_of_last(numbers, target, tries[-1]) if tries else Outcome.MALFORMED
 
 
 def slow_outcome_of_last(numbers: list[int], target: int, last: list[str]) -> Outcome:
-    a, o, b, x, p, c, y, t, verdict = last
+    first, *chain, claimed, verdict = last
     if verdict == "N":
         return Outcome.GAVE_UP
-    if OPERATORS[o](int(a), int(b)) != int(x) or OPERATORS[p](int(x), int(c)) != int(y):
-        return Outcome.WRONG_ARITHMETIC
-    uses_all = sorted(map(int, (a, b, c))) == sorted(numbers)
-    return Outcome.SOLVED if uses_all and int(y) == int(t) == target else Outcome.FALSE_CLAIM
+    value, used = int(first), [int(first)]
+    for sign, right, result in zip(chain[::3], chain[1::3], chain[2::3], strict=True):
+        if OPERATORS[sign](value, int(right)) != int(result):
+            return Outcome.WRONG_ARITHMETIC
+        value = int(result)
+        used.append(int(right))
+    right = sorted(used) == sorted(numbers) and value == int(claimed) == target
+    return Outcome.SOLVED if right else Outcome.FALSE_CLAIM
 
 
 @pytest.mark.parametrize(
@@ -99,11 +105,12 @@ def test_counts_of_a_hand_written_answer() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), damage=st.integers(0, 3))
-def test_grading_equals_a_word_by_word_reading(seed: int, damage: int) -> None:
+@given(seed=st.integers(0, 2**32 - 1), damage=st.integers(0, 3), name=st.sampled_from([*LEVELS]))
+def test_grading_equals_a_word_by_word_reading(seed: int, damage: int, name: str) -> None:
     rng = np.random.default_rng(seed)
-    batch = countdown.draw(rng, "train", 40)
-    answers = countdown.traces(rng, batch)[0][:, countdown.PROMPT_TOKENS :]
+    pool = countdown.problems("train", LEVELS[name])
+    batch = pool.take(rng.integers(len(pool), size=20))
+    answers = countdown.traces(rng, batch)[0][:, LEVELS[name].prompt_tokens :]
     for _ in range(damage):
         columns = rng.integers(answers.shape[1], size=len(batch))
         answers[np.arange(len(batch)), columns] = rng.integers(len(WORDS), size=len(batch))
@@ -114,10 +121,11 @@ def test_grading_equals_a_word_by_word_reading(seed: int, damage: int) -> None:
     assert countdown.grade(batch, answers).outcomes.tolist() == expected
 
 
-def test_splits_share_no_problem_in_any_order_of_its_numbers() -> None:
+@pytest.mark.parametrize("name", LEVELS)
+def test_splits_share_no_problem_in_any_order_of_its_numbers(name: str) -> None:
     keys = []
     for split in ("train", "validation", "test"):
-        pool = countdown.problems(split)
+        pool = countdown.problems(split, LEVELS[name])
         rows = zip(np.sort(pool.numbers, axis=1).tolist(), pool.targets.tolist(), strict=True)
         keys.append({(*numbers, target) for numbers, target in rows})
     assert all(not left & right for left, right in itertools.combinations(keys, 2))
@@ -163,19 +171,34 @@ def test_the_problems_are_exactly_the_solvable_ones() -> None:
     assert found == solvable
 
 
-def test_traces_are_sound_true_distinct_and_solved() -> None:
-    rng = np.random.default_rng(3)
-    batch = countdown.draw(rng, "train", 2000)
+@pytest.mark.parametrize(("name", "count"), [("three", 2000), ("wide", 400), ("four", 100)])
+def test_traces_are_sound_true_distinct_and_solved(name: str, count: int) -> None:
+    rng, level = np.random.default_rng(3), LEVELS[name]
+    pool = countdown.problems("train", level)
+    batch = pool.take(rng.integers(len(pool), size=count))
     sequences, lengths = countdown.traces(rng, batch, max_failures=5)
-    assert sequences.shape == (2000, countdown.PROMPT_TOKENS + countdown.trace_tokens(5))
-    np.testing.assert_array_equal(sequences[:, : countdown.PROMPT_TOKENS], countdown.prompts(batch))
-    grades = countdown.grade(batch, sequences[:, countdown.PROMPT_TOKENS :])
+    start = level.prompt_tokens
+    assert sequences.shape == (count, start + level.trace_tokens(5))
+    np.testing.assert_array_equal(sequences[:, :start], countdown.prompts(batch))
+    grades = countdown.grade(batch, sequences[:, start:])
     assert grades.solved.all()
     assert not (grades.repeats + grades.wrong_computations + grades.wrong_verdicts).any()
-    np.testing.assert_array_equal(lengths, countdown.PROMPT_TOKENS + 9 * grades.tries + 1)
+    np.testing.assert_array_equal(lengths, start + level.try_tokens * grades.tries + 1)
     np.testing.assert_array_equal((sequences != countdown.PAD).sum(axis=1), lengths)
-    shares = np.bincount(grades.tries, minlength=7)[1:] / 2000
-    np.testing.assert_allclose(shares, 1 / 6, atol=0.05)
+    shares = np.bincount(grades.tries, minlength=7)[1:] / count
+    np.testing.assert_allclose(shares, 1 / 6, atol=2.5 / count**0.5)
+
+
+def test_four_numbers_of_a_hand_written_answer() -> None:
+    right = "8 + 4 12 * 5 60 + 9 69 69 Y E"
+    assert grade(right, (8, 4, 5, 9), 69).solved.tolist() == [True]
+    cases = {
+        "8 + 4 12 * 5 60 + 8 68 69 Y E": Outcome.FALSE_CLAIM,
+        "8 + 4 12 * 5 61 + 9 70 69 Y E": Outcome.WRONG_ARITHMETIC,
+        "8 + 4 12 * 5 60 60 Y E": Outcome.MALFORMED,  # a try of three numbers
+    }
+    for text, outcome in cases.items():
+        assert Outcome(grade(text, (8, 4, 5, 9), 69).outcomes[0]) is outcome
 
 
 def test_a_prompt_reads_as_documented() -> None:

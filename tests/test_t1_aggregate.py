@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -16,6 +17,7 @@ from algorithms.t1.aggregate import NO_VOTE, best_of_n, majority, pass_at_k
 from algorithms.t1.questions import Questions
 from algorithms.t1.scaling import Summarising
 from algorithms.t1.tasks import Countdown
+from algorithms.t1.workload import WORKLOAD
 from envs import countdown
 
 FLAGS = st.lists(st.booleans(), min_size=1, max_size=7)
@@ -128,7 +130,7 @@ def test_questions_vote_by_value_and_commit_to_what_they_stopped_in(tmp_path: Pa
     path = tmp_path / "q.jsonl"
     rows = [{"question": f"{n}+{n}", "answer": str(2 * n)} for n in range(60)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = Questions(str(path), "")
+    task = Questions(replace(WORKLOAD.recipe("smoke"), questions=str(path)))
     assert isinstance(task, Summarising)
     assert isinstance(TASK, Summarising)
     texts = ["#### 1.50", "so\n#### 3/2", "#### Two", "#### two ", "none"]

@@ -62,7 +62,7 @@ def test_the_summariser_never_sees_past_the_budget(monkeypatch: pytest.MonkeyPat
     assert curves[0].points == curves[1].points
     for first, second, budget in zip(seen[:3], seen[3:], (0, 3, 5), strict=True):
         assert np.array_equal(first, second)
-        assert first.shape[1] == countdown.PROMPT_TOKENS + budget
+        assert first.shape[1] == countdown.THREE.prompt_tokens + budget
 
 
 def test_without_thought_the_curve_is_the_summariser_alone():
@@ -77,7 +77,7 @@ def test_without_thought_the_curve_is_the_summariser_alone():
 def test_a_finished_and_right_thought_stays_right():
     trace, chosen = TASK.traces(ROWS, seed=0)
     lengths = chosen.sum(axis=1)
-    start = countdown.PROMPT_TOKENS
+    start = countdown.THREE.prompt_tokens
     tokens = np.where(chosen, trace, E)[:, start:]
     cut, used = truncate(tokens, lengths, 99, E)
     assert (used == lengths).all()

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 (PyTorch's own name for it)
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from algorithms.t1.objective import informative_groups
@@ -47,6 +47,8 @@ class Batch:
     """r: 1 for a right answer, else 0; any number where ``graded`` is False."""
     graded: Bool[Tensor, " N"]
     """False for an answer without a verdict: it is neither learned from nor counted."""
+    reasons: UInt8[Tensor, " N"]
+    """The ``verifier.Reason`` of each."""
     repetitive: Bool[Tensor, " N"]
     false_claims: Bool[Tensor, " N"]
     copies: int
@@ -80,6 +82,7 @@ class Batch:
 
         answers = torch.from_numpy(actions.reshape(-1, longest)).where(inside, 0)
         graded = all("graded" in part.fields for part in parts)
+        rewards = _flat(parts, "reward")
         return cls(
             tokens=moved(given, answers),
             answer=moved(start.bool(), inside),
@@ -87,8 +90,9 @@ class Batch:
             versions=moved(start.int(), torch.from_numpy(versions)),
             lengths=lengths,
             finished=_flat(parts, "finished"),
-            rewards=_flat(parts, "reward"),
+            rewards=rewards,
             graded=_flat(parts, "graded") if graded else torch.ones_like(lengths, dtype=torch.bool),
+            reasons=_flat(parts, "reasons") if graded else (rewards <= 0).to(torch.uint8),
             repetitive=_flat(parts, "repetitive"),
             false_claims=_flat(parts, "false_claims"),
             copies=copies,

@@ -1,131 +1,102 @@
-r"""The user's own questions: a JSONL file of ``question``, ``answer`` and, for SFT, ``solution``.
-
-An answer ends with ``#### value`` or holds ``\boxed{value}``; the last one counts. Values are
-compared as exact fractions where both are numbers, else as text without case.
-"""
+"""Questions as a task: files of the user's own, or problems of reasoning-gym."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from algorithms.t1.tasks import PADDING, Bools, Grades, Ints, Split
+from algorithms.t1.answers import final_value, number, plain
+from algorithms.t1.dataset import Question, Split, Splits, gym_questions, read_file, split
+from algorithms.t1.tasks import PADDING, Bools, Grades, Ints
+from algorithms.t1.verifier import GRADERS, Reason, Verifier
+from algorithms.t1.workload import T1Recipe
 from heliostat.errors import UsageError
 
 _MARK = "\n#### "
-_SHARES: dict[Split, range] = {
-    "train": range(80),
-    "validation": range(80, 90),
-    "test": range(90, 100),
-}
-_VALUE = re.compile(r"####([^\n]*)|\\boxed\{([^{}]*)\}")
-_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3}){1,12}|\d{1,40})?(\.\d{0,40})?(/\d{1,40})?")
+_AUDITED = 512
+"""Gold answers that are looked at before a run; the command ``algorithms.t1.audit`` reads all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One line of the file."""
-
-    question: str
-    answer: str
-    solution: str = ""
-    """A worked solution for supervised training; without one only the answer is taught."""
-
-
-def read_questions(path: Path) -> list[Question]:
-    """Reads and checks the whole file.
+def load_splits(recipe: T1Recipe) -> Splits:
+    """Returns the questions that a recipe names.
 
     Raises:
-        UsageError: names the file, the line and what it lacks.
+        UsageError: says which file, line or task, and what it lacks.
     """
-    found: list[Question] = []
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except ValueError as error:
-        raise UsageError(f"{path}: expected UTF-8 text: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row: object = json.loads(line)
-            json.dumps(row, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path}:{number}: expected a JSON object a line: {error}") from error
-        if not isinstance(row, dict):
-            raise UsageError(f"{path}:{number}: expected a JSON object a line, found {row!r}")
-        texts = {
-            key: cast("dict[str, Any]", row).get(key, "")
-            for key in ("question", "answer", "solution")
-        }
-        if not all(isinstance(text, str) for text in texts.values()):
-            raise UsageError(f"{path}:{number}: expected texts, found {texts}; quote numbers")
-        if not texts["question"].strip() or not texts["answer"].strip():
-            raise UsageError(f"{path}:{number}: expected a question and an answer, found {row}")
-        texts["answer"] = final_value(texts["answer"]) or texts["answer"]
-        found.append(Question(**texts))
-    for split in _SHARES:
-        if not any(split_of(one.question) == split for one in found):
-            raise UsageError(
-                f"{path}: expected questions in each split, found none for {split} among "
-                f"{len(found)}; give more questions"
-            )
-    return found
+    if recipe.gym:
+        questions = gym_questions(recipe.gym, recipe.gym_size)
+        return split(questions, None, recipe.leaks, f"gym={recipe.gym}")
+    questions = read_file(Path(recipe.questions)).questions
+    test = read_file(Path(recipe.test_questions)).questions if recipe.test_questions else None
+    return split(questions, test, recipe.leaks, recipe.questions)
 
 
-def split_of(question: str) -> Split:
-    """Returns the split of a question: a hash of its text, so that a repeat stays on its side."""
-    place = int.from_bytes(hashlib.blake2b(question.strip().encode(), digest_size=4).digest())
-    return next(name for name, share in _SHARES.items() if place % 100 in share)
+def make_verifier(recipe: T1Recipe) -> Verifier:
+    """Returns the recipe's verifier; it starts no process before it needs one."""
+    grader = GRADERS["gym" if recipe.gym else recipe.verifier]
+    return Verifier(grader, recipe.verifier_s, recipe.verifier_workers)
 
 
-def final_value(answer: str) -> str | None:
-    r"""Returns what the last ``####`` or ``\boxed{}`` of an answer holds, None without one."""
-    marks = list(_VALUE.finditer(answer))
-    if not marks:
-        return None
-    return (marks[-1].group(1) or marks[-1].group(2) or "").strip() or None
+def check_questions(recipe: T1Recipe) -> None:
+    """Reads the questions and has the verifier read their gold answers, as a run would.
 
-
-def same_value(given: str, gold: str) -> bool:
-    """Whether two values are equal: as exact numbers, else as texts without case."""
-    numbers = _number(given), _number(gold)
-    if None not in numbers:
-        return numbers[0] == numbers[1]
-    return " ".join(given.split()).casefold() == " ".join(gold.split()).casefold()
-
-
-def _number(text: str) -> Fraction | None:
-    plain = text.strip().strip("$").strip()
-    if not _NUMBER.fullmatch(plain) or not any(character.isdigit() for character in plain):
-        return None  # longer numbers are compared as text: an answer must not cost memory or time
-    whole, _, below = plain.replace(",", "").partition("/")
-    if not any(character.isdigit() for character in whole) or (below and not int(below)):
-        return None
-    return Fraction(whole) / int(below or 1)
+    Raises:
+        UsageError: the questions cannot be read or leak, or too few gold answers can be judged.
+    """
+    splits = load_splits(recipe)
+    every = [*splits.train, *splits.validation, *splits.test]
+    some = every[:: -(-len(every) // _AUDITED)]
+    verifier = make_verifier(recipe)
+    reasons = verifier([(one.gold, one.answer) for one in some])
+    verifier.close()
+    bad = [
+        f"{one.answer!r} ({reason.name.lower()})"
+        for one, reason in zip(some, reasons, strict=True)
+        if reason is not Reason.OK
+    ]
+    if len(bad) > (1 - recipe.min_gold_parsed) * len(some):
+        raise UsageError(
+            f"min_gold_parsed: expected {recipe.min_gold_parsed:.0%} of the gold answers to be "
+            f"judged right by verifier={recipe.verifier}, found {len(bad)} of {len(some)} that are "
+            f"not, such as {', '.join(bad[:3])}; mend them, or lower min_gold_parsed: they then "
+            "teach nothing"
+        )
 
 
 class Questions:
-    """A task made from a file of questions; rows are ``Question``s."""
+    """A task made from questions; rows are ``Question``s.
+
+    The questions are read when they are first asked for: an actor that only grades does not.
+    """
 
     answer_tokens = 32
     """Longest value that a summariser may give."""
 
-    def __init__(self, path: str, model: str) -> None:
-        self._questions = read_questions(Path(path))
-        self._encode, self._decode, self.vocabulary, self.end_token = _tokenizer(model)
+    def __init__(self, recipe: T1Recipe) -> None:
+        self._recipe = recipe
+        self._verifier = make_verifier(recipe)
+        self._value = gym_value if recipe.gym else final_value
+        self._encode, self._decode, self.vocabulary, self.end_token = _tokenizer(recipe.model)
         self.cue = tuple(self._encode(_MARK))
+
+    @cached_property
+    def _splits(self) -> Splits:
+        return load_splits(self._recipe)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells training sets apart by their content."""
+        return self._splits.fingerprint
 
     def rows(self, split: Split) -> Sequence[Question]:
         """Returns the questions of one split, in the order of the file."""
-        return [one for one in self._questions if split_of(one.question) == split]
+        whole = self._splits
+        return {"train": whole.train, "validation": whole.validation, "test": whole.test}[split]
 
     def prompts(self, rows: Sequence[Question]) -> Ints:
         """Returns the questions' tokens, each followed by a line break."""
@@ -153,14 +124,18 @@ class Questions:
         return tokens, chosen
 
     def grade(self, rows: Sequence[Question], answers: Ints, lengths: Ints) -> Grades:
-        """Compares the last marked value of each finished answer with the gold one."""
-        solved = np.zeros(lengths.shape, np.bool_)
-        claimed = np.zeros(lengths.shape, np.bool_)
+        """Has the verifier judge the last marked value of each finished answer."""
+        reasons = np.full(lengths.shape, Reason.NO_ANSWER, np.uint8)
+        places: list[tuple[int, int]] = []
+        pairs: list[tuple[str, str]] = []
         for place, row, answer in self._finished(rows, answers, lengths):
-            value = final_value(self._decode(answer))
-            solved[place] = value is not None and same_value(value, row.answer)
-            claimed[place] = value is not None
-        return Grades(solved, claimed & ~solved, np.zeros_like(solved))
+            value = self._value(self._decode(answer))
+            if value is not None:
+                places.append(place)
+                pairs.append((row.gold, value))
+        for place, reason in zip(places, self._verifier(pairs), strict=True):
+            reasons[place] = reason
+        return Grades.of(reasons)
 
     def votes(self, answers: Ints, lengths: Ints) -> Ints:
         """Tells final values apart as ``grade`` does; an unfinished answer has no vote."""
@@ -168,11 +143,10 @@ class Questions:
         seen: dict[Fraction | str, int] = {}
         for place in np.ndindex(*lengths.shape):
             answer = answers[place][: lengths[place]].tolist()
-            value = final_value(self._decode(answer[:-1]))
+            value = self._value(self._decode(answer[:-1]))
             if value is not None and answer[-1] == self.end_token:
-                number = _number(value)
-                same = " ".join(value.split()).casefold() if number is None else number
-                votes[place] = seen.setdefault(same, len(seen))
+                exact = number(value)
+                votes[place] = seen.setdefault(plain(value) if exact is None else exact, len(seen))
         return votes
 
     def commit(self, answers: Ints, lengths: Ints) -> tuple[Ints, Ints]:
@@ -197,6 +171,12 @@ class Questions:
             answer = answers[prompt, copy, : lengths[prompt, copy]].tolist()
             if answer and answer[-1] == self.end_token:
                 yield (prompt, copy), rows[prompt], answer[:-1]
+
+
+def gym_value(text: str) -> str | None:
+    """Returns what stands behind the last ``####``, over several lines; else a marked value."""
+    _, mark, value = text.rpartition("####")
+    return (value.strip() or None) if mark else final_value(text)
 
 
 def _tokenizer(

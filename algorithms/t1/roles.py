@@ -71,6 +71,8 @@ class Answering:
         info: dict[str, np.ndarray] = {
             "false_claims": grades.false_claims,
             "repetitive": grades.repetitive,
+            "graded": grades.graded,
+            "reasons": grades.reasons,
         }
         if self._voting is not None:
             info |= {"votes": self._voting.votes(actions["action"], actions["lengths"])}
@@ -225,8 +227,16 @@ def score_answers(episodes: Episodes) -> dict[str, float]:
 
     ``pass_at_k`` is that some of the K answers is right, ``pass_at_2``, ``pass_at_4``... the same
     of that many drawn from them; ``majority`` is the most frequent final answer, ``best_of_n`` the
-    finished answer of the highest mean log-probability: neither sees a label.
+    finished answer of the highest mean log-probability: neither sees a label. Prompts with an
+    answer that could not be graded are left out, unless all are.
     """
+    graded = episodes.fields.get("graded", episodes["reward"] >= 0)[0]
+    whole = graded.all(axis=1)
+    if whole.any() and not whole.all():
+        kept = {name: value[:, whole] for name, value in episodes.fields.items()}
+        return score_answers(replace(episodes, fields=kept)) | {
+            "ungraded": float(1 - graded.mean())
+        }
     solved = episodes["reward"][0] > 0
     finished, lengths = episodes["finished"][0], episodes["lengths"][0]
     likelihood = episodes["log_probs"][0].sum(axis=2, dtype=np.float64) / lengths
@@ -241,6 +251,7 @@ def score_answers(episodes: Episodes) -> dict[str, float]:
         "false_claims": float(episodes["false_claims"].mean()),
         "overlong": float(1 - finished.mean()),
         "length": float(lengths.mean()),
+        "ungraded": float(1 - graded.mean()),
     }
 
 

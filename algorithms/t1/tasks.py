@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
+from algorithms.t1.dataset import Split
 from algorithms.t1.model import ModelShape, local_model, scratch_model
+from algorithms.t1.verifier import Reason
 from algorithms.t1.workload import T1Recipe
 from envs import countdown
 from heliostat.seeding import derive, numpy_generator
 
-Split = Literal["train", "validation", "test"]
 Row = Any
 """A problem; only its task knows what is inside."""
 
@@ -41,6 +42,21 @@ class Grades:
     """bool: ended with an answer that is wrong."""
     repetitive: Bools
     """bool: tries the same thing again."""
+    graded: Bools
+    """bool: False where no score could be given; such an answer must teach and count nothing."""
+    reasons: npt.NDArray[np.uint8]
+    """uint8: the ``verifier.Reason`` of each."""
+
+    @classmethod
+    def of(cls, reasons: npt.NDArray[np.uint8], repetitive: Bools | None = None) -> Grades:
+        """Returns what follows from the reasons [P, K]; a wrong answer is a false claim."""
+        return cls(
+            solved=reasons == Reason.OK,
+            false_claims=reasons == Reason.WRONG,
+            repetitive=np.zeros(reasons.shape, np.bool_) if repetitive is None else repetitive,
+            graded=~np.isin(reasons, [reason for reason in Reason if reason.score is None]),
+            reasons=reasons,
+        )
 
 
 @runtime_checkable
@@ -50,6 +66,11 @@ class Task(Protocol):
     vocabulary: int
     """Number of tokens."""
     end_token: int
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells training sets apart by their content; kept with the reading position."""
+        ...
 
     def rows(self, split: Split) -> Sequence[Row]:
         """Returns all problems of a split; no problem is in two of them."""
@@ -78,11 +99,11 @@ class Task(Protocol):
 
 def make_task(recipe: T1Recipe) -> Task:
     """Returns the recipe's task: its questions, or countdown where it names none."""
-    if recipe.questions:
+    if recipe.questions or recipe.gym:
         from algorithms.t1.questions import Questions
 
-        return Questions(recipe.questions, recipe.model)
-    return Countdown(recipe.max_failures)
+        return Questions(recipe)
+    return Countdown(recipe.max_failures, recipe.level)
 
 
 def make_policy(recipe: T1Recipe, task: Task) -> PreTrainedModel:
@@ -101,25 +122,34 @@ def make_policy(recipe: T1Recipe, task: Task) -> PreTrainedModel:
     return scratch_model(shape, task.vocabulary, task.end_token, derive(recipe.seed, "model"))
 
 
+_COUNTDOWN_REASONS = np.full(len(countdown.Outcome), Reason.NO_ANSWER, np.uint8)
+_COUNTDOWN_REASONS[countdown.Outcome.SOLVED] = Reason.OK
+_COUNTDOWN_REASONS[[countdown.Outcome.FALSE_CLAIM, countdown.Outcome.WRONG_ARITHMETIC]] = (
+    Reason.WRONG
+)
+
+
 class Countdown:
-    """Three numbers and a target; see ``envs.countdown``. Rows are int64 [a, b, c, target]."""
+    """Numbers and a target; see ``envs.countdown``. Rows are int64 [a, b, c, …, target]."""
 
     vocabulary = len(countdown.VOCABULARY)
     end_token = countdown.END
     cue: tuple[int, ...] = ()
 
-    def __init__(self, max_failures: int) -> None:
+    def __init__(self, max_failures: int, level: str = "three") -> None:
         self._max_failures = max_failures
-        self._try_tokens = countdown.TRY_TOKENS
+        self._level = countdown.LEVELS[level]
+        self.fingerprint = f"countdown {level}"
+        self._try_tokens = self._level.try_tokens
         self.answer_tokens = self._try_tokens + 1  # to finish a cut try, or make one, and to end
 
     def rows(self, split: Split) -> Sequence[Row]:
         """Returns every solvable problem of the split."""
-        whole = countdown.problems(split)
+        whole = countdown.problems(split, self._level)
         return list(np.column_stack([whole.numbers, whole.targets]))
 
     def prompts(self, rows: Sequence[Row]) -> Ints:
-        """Returns ``Q a b c = t :``."""
+        """Returns ``Q a b c = t :``, with a fourth number at level ``four``."""
         return countdown.prompts(_problems(rows))
 
     def traces(self, rows: Sequence[Row], seed: int) -> tuple[Ints, Bools]:
@@ -128,7 +158,7 @@ class Countdown:
         tokens, lengths = countdown.traces(rng, _problems(rows), self._max_failures)
         place = np.arange(tokens.shape[1], dtype=np.int64)
         inside = np.less(place, lengths[:, None])
-        chosen = inside & np.greater_equal(place, countdown.PROMPT_TOKENS)
+        chosen = inside & np.greater_equal(place, self._level.prompt_tokens)
         return np.where(inside, tokens, np.int64(PADDING)), chosen
 
     def grade(self, rows: Sequence[Row], answers: Ints, lengths: Ints) -> Grades:
@@ -137,13 +167,9 @@ class Countdown:
         prompts, copies, longest = answers.shape
         batch = _problems(rows).take(np.repeat(np.arange(prompts, dtype=np.int64), copies))
         grades = countdown.grade(batch, answers.reshape(-1, longest))
-        claims = (countdown.Outcome.FALSE_CLAIM, countdown.Outcome.WRONG_ARITHMETIC)
         shape = (prompts, copies)
-        return Grades(
-            grades.solved.reshape(shape),
-            np.isin(grades.outcomes, claims).reshape(shape),
-            (grades.repeats > 0).reshape(shape),
-        )
+        reasons = _COUNTDOWN_REASONS[grades.outcomes].reshape(shape)
+        return Grades.of(reasons, (grades.repeats > 0).reshape(shape))
 
     def votes(self, answers: Ints, lengths: Ints) -> Ints:
         """Tells the expressions that are claimed to solve the problem apart."""
@@ -180,7 +206,7 @@ class Countdown:
 
 def _problems(rows: Sequence[Row]) -> countdown.Problems:
     table = np.asarray(rows)
-    return countdown.Problems(table[:, :3], table[:, 3])
+    return countdown.Problems(table[:, :-1], table[:, -1])
 
 
 def to_tensors(tokens: Ints) -> tuple[torch.Tensor, torch.Tensor]:

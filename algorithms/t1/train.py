@@ -29,7 +29,8 @@ def train(run: Run[T1Recipe]) -> Mapping[str, float]:
     model = TokenScorer(with_adapters(make_policy(recipe, task), recipe))
     anchor = run.frozen(model)
     policy = run.learner(model, cold_start, merging(recipe))
-    problems = Stream(run.pool(Problems), Problems, run.seed("problems"))
+    seed = run.seed("problems")
+    problems = Stream(run.pool(Problems), Problems, seed, task.fingerprint)
     ahead, examiner, claims = Ahead(run, problems), Examiner(run), FalseClaims()
     step = 0
 
@@ -60,8 +61,8 @@ def train(run: Run[T1Recipe]) -> Mapping[str, float]:
             policy.restart(reinforcement)
         policy.load(saved["policy"])
         load_full_state(anchor, saved["anchor"])
-        ahead.load(saved["ahead"])
         problems.load(saved["problems"])
+        ahead.load(saved["ahead"])
         examiner.scores = saved["scores"]
         claims.load(saved["claims"])
 

@@ -30,6 +30,7 @@ from algorithms.t1.penalties import (
 )
 from algorithms.t1.scores import TokenScores
 from algorithms.t1.tasks import Bools, Ints, to_tensors
+from algorithms.t1.verifier import Reason
 from algorithms.t1.workload import T1Recipe
 from heliostat import Run
 from heliostat.learner import Learner
@@ -239,6 +240,7 @@ def _means(run: Run[T1Recipe], batch: Batch) -> dict[str, float]:
         "train/length": batch.lengths,
         "train/mixed_groups": mixed,
         "train/graded": graded,
+        **{f"verifier/{reason.name.lower()}": batch.reasons == reason for reason in Reason},
     }
     return {name: _mean(run, value) for name, value in values.items()}
 

@@ -18,10 +18,26 @@ from heliostat.errors import UsageError
 class T1Recipe(Recipe):
     """Numbers of T1 (arXiv 2501.11651); ``steps`` counts updates of reinforcement learning."""
 
-    paths: ClassVar[tuple[str, ...]] = ("questions", "model")
+    paths: ClassVar[tuple[str, ...]] = ("questions", "test_questions", "model")
 
     questions: str = ""
-    """JSONL file of ``question``, ``answer`` and, for SFT, ``solution``; empty plays countdown."""
+    """JSONL file in the form of GSM8K, MATH or AIME; empty plays countdown, or ``gym``."""
+    test_questions: str = ""
+    """JSONL file of test questions; empty holds out a tenth of ``questions``."""
+    leaks: Literal["drop", "refuse", "report"] = "drop"
+    """What to do with test questions whose text, or nearly so, is trained on."""
+    gym: str = ""
+    """Task of reasoning-gym by its name, such as ``chain_sum``, in place of ``questions``."""
+    gym_size: Annotated[int, Ge(100)] = 2000
+    """Problems of it."""
+    verifier: Literal["exact", "math"] = "exact"
+    """What tells answers right: exact numbers and texts, or math-verify where these do not."""
+    verifier_s: Annotated[float, Gt(0)] = 5.0
+    """Seconds that one answer may take; then it counts as wrong."""
+    verifier_workers: Annotated[int, Ge(1)] = 1
+    """Processes that judge at once, in each sampling host."""
+    min_gold_parsed: Annotated[float, Ge(0), Le(1)] = 0.95
+    """Share of the gold answers that the verifier must be able to judge."""
     model: str = ""
     """Folder of a Hugging Face checkpoint; empty trains a small Llama from scratch."""
     hidden: Annotated[int, Ge(8)] = 96
@@ -38,6 +54,8 @@ class T1Recipe(Recipe):
     lora_alpha: Annotated[float, Gt(0)] = 16.0
     """Adapters count lora_alpha / lora_rank times."""
 
+    level: Literal["three", "wide", "four"] = "three"
+    """Of countdown: three numbers in 1..9, three in 1..20, or four in 1..9."""
     max_failures: Annotated[int, Ge(0)] = 5
     """Largest number of failed tries in a countdown trace."""
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -153,15 +171,7 @@ class T1Recipe(Recipe):
         Raises:
             UsageError: says which, and what to do.
         """
-        if self.questions and not Path(self.questions).is_file():
-            raise UsageError(
-                f"questions: expected a JSONL file, found none at {self.questions!r}; "
-                "give its path, or leave it empty for countdown"
-            )
-        if self.questions:
-            from algorithms.t1.questions import read_questions
-
-            read_questions(Path(self.questions))
+        self._check_questions()
         for key in ("prompts_per_step", "sft_batch"):
             if getattr(self, key) < self.layout.learners:
                 raise UsageError(
@@ -185,7 +195,7 @@ class T1Recipe(Recipe):
                 f"model: expected a folder with config.json, found none at {self.model!r}; "
                 "give what save_pretrained wrote, or leave it empty for a small Llama"
             )
-        if self.model and not self.questions:
+        if self.model and not self.questions and not self.gym:
             from envs.countdown import VOCABULARY
 
             found = json.loads(config.read_text()).get("vocab_size")
@@ -215,6 +225,29 @@ class T1Recipe(Recipe):
                 "max_staleness: expected at least 1 with partial_tokens or sample_deadline_s, "
                 "found 0; answers that are needed at once cannot pause"
             )
+
+    def _check_questions(self) -> None:
+        for key in ("questions", "test_questions"):
+            path = getattr(self, key)
+            if path and not Path(path).is_file():
+                raise UsageError(
+                    f"{key}: expected a JSONL file, found none at {path!r}; "
+                    "give its path, or leave it empty"
+                )
+        if self.gym and (self.questions or self.test_questions):
+            raise UsageError(
+                f"gym: expected no file beside it, found questions={self.questions!r}, "
+                f"test_questions={self.test_questions!r}; give one or the other"
+            )
+        if self.test_questions and not self.questions:
+            raise UsageError(
+                f"test_questions: expected questions to train on too, found only "
+                f"{self.test_questions!r}; give questions=FILE.jsonl"
+            )
+        if self.questions or self.gym:
+            from algorithms.t1.questions import check_questions
+
+            check_questions(self)
 
 
 _SMALL = T1Recipe(

@@ -7,17 +7,21 @@ readers changes no number.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
+from heliostat.errors import UsageError
 from heliostat.layout import Family
 from heliostat.pool import Member, Pending, Pool, idempotent
 from heliostat.seeding import numpy_generator
 
 Row = TypeVar("Row")
+
+logger = logging.getLogger("heliostat")
 
 
 def share(size: int, member: Member) -> range:
@@ -61,8 +65,16 @@ class Stream(Generic[Row]):
     batch is read while the learner works on this one.
     """
 
-    def __init__(self, pool: Pool[Any], reader: type[Reader[Row]], seed: int) -> None:
+    def __init__(
+        self, pool: Pool[Any], reader: type[Reader[Row]], seed: int, data: str = ""
+    ) -> None:
         """Asks the readers for their sizes.
+
+        Args:
+            pool: the readers.
+            reader: their class.
+            seed: of the order of rows.
+            data: tells data sets apart; a saved position in another one is not taken up.
 
         Raises:
             ValueError: the data set is empty.
@@ -70,6 +82,7 @@ class Stream(Generic[Row]):
         self._pool: Pool[Reader[Row]] = pool
         self._reader = reader
         self._seed = seed
+        self._data, self._changed = data, False
         sizes = self._pool.each(reader.size)
         self._ends = np.cumsum(sizes)
         self.size = int(self._ends[-1])
@@ -91,19 +104,33 @@ class Stream(Generic[Row]):
         return [rows[place] for place in ahead.order]
 
     def reread(self, start: int, count: int) -> list[Row]:
-        """Returns rows ``start … start + count`` of the endless order; the position stays."""
+        """Returns rows ``start … start + count`` of the endless order; the position stays.
+
+        Raises:
+            UsageError: the data set is another than the saved position's, so are its rows.
+        """
+        if self._changed:
+            raise UsageError(
+                f"the data of pool {self._pool.name!r} changed while answers to rows {start}…"
+                f"{start + count} were under way; put the old data back, or begin a new run"
+            )
         ahead = self._start(start, count)
         rows = [row for part in ahead.pending.result() for row in part]
         return [rows[place] for place in ahead.order]
 
-    def state(self) -> dict[str, int]:
-        """Returns the position, for the checkpoint."""
-        return {"position": self.position}
+    def state(self) -> dict[str, Any]:
+        """Returns the position and what it is a position in, for the checkpoint."""
+        return {"position": self.position, "fingerprint": self._data}
 
-    def load(self, state: dict[str, int]) -> None:
-        """Goes to a saved position."""
-        self.position = state["position"]
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes back to a saved position; warns and begins anew where the data set has changed."""
+        saved = state.get("fingerprint", self._data)
+        self._changed = saved != self._data
+        self.position = 0 if self._changed else state["position"]
         self._ahead = None
+        if self._changed:
+            found = (self._pool.name, saved, self._data, state["position"])
+            logger.warning("pool %r: expected data %s, found %s; row %d -> 0", *found)
 
     def indices(self, start: int, count: int) -> np.ndarray:
         """Returns rows ``start … start + count`` of the endless order, int64 [count]."""
