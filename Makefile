@@ -42,6 +42,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.search
 	$(BIN)/python -m benchmarks.rllib
 	$(BIN)/python -m benchmarks.engines
+	$(BIN)/python -m benchmarks.t1
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage*
