@@ -1,6 +1,6 @@
 """The demonstration behind the README's figures: does RL beat the same time of more SFT?
 
-For each seed it trains T1's ``laptop`` recipe and its control ``more-sft``, which spends at least
+For each seed it trains T1's ``laptop`` recipe and its control ``more-sft``, which spends about
 the time of RL on more supervised steps instead: it branches off 70 % in and follows the longer
 cosine from there. Three runs at a time on one local Ray. It prints and plots accuracy on held-out
 prompts, with 95 % intervals over seeds, and writes a report.
