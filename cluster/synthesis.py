@@ -114,9 +114,12 @@ def written(
     rows: list[Mapping[str, Any]] = []
     counts = {"written": 0, "too easy": 0, "unsolved": 0}
     for place, (one, tries) in enumerate(zip(questions, attempts, strict=True)):
-        made = thought(tries, plan, place) if is_hard(tries, plan) else None
+        if not is_hard(tries, plan):
+            counts["too easy"] += 1
+            continue
+        made = thought(tries, plan, place)
         if made is None:
-            counts["unsolved" if is_hard(tries, plan) else "too easy"] += 1
+            counts["unsolved"] += 1
             continue
         counts["written"] += 1
         rows.append(
@@ -134,16 +137,11 @@ def written(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the pipeline; returns 0, 1 where nothing was written, 2 for a mistake of the user."""
     options = _parser().parse_args(arguments)
-    plan = Plan(
-        attempts=options.attempts,
-        temperature=options.temperature,
-        max_new_tokens=options.max_new_tokens,
-        max_pass_rate=options.max_pass_rate,
-        max_failures=options.max_failures,
-        seed=options.seed,
-    )
     try:
+        plan = _plan(options)
         questions = read_file(options.file).questions
+        if not options.out.parent.is_dir():
+            raise UsageError(f"--out: expected a folder to write in, found no {options.out.parent}")
         for policy in options.policy:
             if policy != SOLVER and not (Path(policy) / "config.json").is_file():
                 raise UsageError(
@@ -164,6 +162,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{len(questions)} questions\n"
     )
     return int(not rows)
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    return Plan(
+        attempts=options.attempts,
+        temperature=options.temperature,
+        max_new_tokens=options.max_new_tokens,
+        max_pass_rate=options.max_pass_rate,
+        max_failures=options.max_failures,
+        seed=options.seed,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -79,6 +79,28 @@ def test_attempts_are_judged_by_their_last_value() -> None:
     assert reasons == [[Reason.OK, Reason.NO_ANSWER], [Reason.WRONG]]
 
 
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (["--attempts", "0"], "answers_per_prompt ≥ 1, found 0"),
+        (["--max-failures", "-1"], "max_failures ≥ 0"),
+        (["--max-pass-rate", "30"], "0 ≤ max_pass_rate ≤ 1"),
+        (["--out", "nowhere/traces.jsonl"], "found no nowhere"),
+        (["--policy", "nowhere"], "found no config.json in 'nowhere'"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_starts(
+    given: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cluster.synthesis import main
+
+    source = tmp_path / "questions.jsonl"
+    source.write_text(json.dumps({"question": "2+3?", "answer": "5", "solution": "It is 5."}))
+    fine = ["--policy", SOLVER, "--out", str(tmp_path / "traces.jsonl")]
+    assert main([str(source), *fine, *given]) == 2
+    assert complaint in capsys.readouterr().err
+
+
 def a_model(folder: Path) -> None:
     """Writes a model of single letters that has learned nothing."""
     letters = dict.fromkeys([*map(chr, range(32, 127)), "\n", "</s>", "?"])

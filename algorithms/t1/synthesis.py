@@ -24,6 +24,7 @@ from algorithms.t1.sampler import Sampling, sample
 from algorithms.t1.tasks import to_tensors
 from algorithms.t1.verifier import Reason, Verifier
 from algorithms.t1.workload import T1Recipe
+from heliostat.errors import UsageError
 from heliostat.seeding import numpy_generator, torch_generator
 
 SOLVER = "solution"
@@ -45,6 +46,22 @@ class Plan:
     max_failures: int = 3
     """Largest number of failures before the success, ≥ 0."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses values out of range.
+
+        Raises:
+            UsageError: a value is out of range.
+        """
+        try:
+            Sampling(self.attempts, self.max_new_tokens, 0, self.temperature)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if not 0 <= self.max_pass_rate <= 1 or self.max_failures < 0:
+            raise UsageError(
+                f"expected 0 ≤ max_pass_rate ≤ 1 and max_failures ≥ 0, found {self.max_pass_rate} "
+                f"and {self.max_failures}; change --max-pass-rate or --max-failures"
+            )
 
 
 @dataclass(frozen=True, slots=True)
