@@ -37,11 +37,11 @@ def export(place: str, name: str, step: int | None, folder: Path) -> int:
     if step is None:
         found = checkpoint.latest(run.checkpoints)
     else:
-        path = run.checkpoints / f"step-{step:010d}"
+        path = checkpoint.path_of(run.checkpoints, step)
         found = checkpoint.load(path) if path.exists() else None
     if found is None:
         wanted = "a whole checkpoint" if step is None else f"a checkpoint of step {step}"
-        steps = sorted(int(path.name[5:]) for path in run.checkpoints.glob("step-*"))
+        steps = checkpoint.steps(run.checkpoints)
         raise UsageError(f"expected {wanted} of run {name!r}, found steps {steps}")
     resolve(workload.export)(recipe, found[1], folder)
     return found[0]

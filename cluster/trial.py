@@ -134,8 +134,7 @@ class Trial(tune.Trainable):
 
 def newest_step(folder: RunFolder) -> int | None:
     """Returns the step of the newest checkpoint; it may prove damaged when it is read."""
-    steps = [path.name[5:] for path in folder.checkpoints.glob("step-*")]
-    return max((int(step) for step in steps if step.isdecimal()), default=None)
+    return max(checkpoint.steps(folder.checkpoints), default=None)
 
 
 class Attempt:

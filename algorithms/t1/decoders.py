@@ -9,7 +9,6 @@ still running, ``V`` vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
 import torch
@@ -18,6 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from algorithms.t1.llama import FusedLayer, folded, fuse
 
 
 @runtime_checkable
@@ -91,16 +92,6 @@ class HuggingFaceDecoder:
         return output.logits[:, -1]
 
 
-@dataclass(frozen=True, slots=True)
-class _FusedLayer:
-    """One block's matrices as ``[in, out]``, with the weights of the norms before them in them."""
-
-    qkv: Tensor
-    out: Tensor
-    gate_up: Tensor
-    down: Tensor
-
-
 class LlamaDecoder:
     """Decodes a plain Llama without its modules: fused matrices and buffers of fixed size.
 
@@ -129,8 +120,10 @@ class LlamaDecoder:
         self._epsilon: float = config.rms_norm_eps
         self._rotary = model.model.rotary_emb
         self._embedding = model.model.embed_tokens.weight
-        self._layers = [_fuse(cast("LlamaDecoderLayer", layer)) for layer in model.model.layers]
-        self._head = _folded(model.model.norm.weight, model.lm_head.weight)
+        self._layers = [
+            _in_order(fuse(cast("LlamaDecoderLayer", layer))) for layer in model.model.layers
+        ]
+        self._head = folded(model.model.norm.weight, model.lm_head.weight).contiguous()
         self._keys: list[Float[Tensor, "BG C D"]] = []
         self._values: list[Float[Tensor, "BG C D"]] = []
         self._size = 0
@@ -202,7 +195,7 @@ class LlamaDecoder:
         self._cos, self._sin = cos, torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
 
     def _project(
-        self, layer: _FusedLayer, x: Float[Tensor, "BT H"], batch: int, places: slice
+        self, layer: FusedLayer, x: Float[Tensor, "BT H"], batch: int, places: slice
     ) -> tuple[Float[Tensor, "B GR T D"], Float[Tensor, "B G T D"], Float[Tensor, "B G T D"]]:
         """Computes rotated queries (already scaled by D^-1/2) and keys, and values."""
         queries = self._groups * self._repeats
@@ -214,7 +207,7 @@ class LlamaDecoder:
         return q.transpose(1, 2), k.transpose(1, 2), values.transpose(1, 2)
 
     def _advance(
-        self, layer: _FusedLayer, x: Float[Tensor, "BT H"], attended: Float[Tensor, "BT GRD"]
+        self, layer: FusedLayer, x: Float[Tensor, "BT H"], attended: Float[Tensor, "BT GRD"]
     ) -> Float[Tensor, "BT H"]:
         """Adds the attention's output and the gated feed-forward layer to the residual stream."""
         x = torch.addmm(x, attended, layer.out)
@@ -228,22 +221,9 @@ class LlamaDecoder:
         return self._normed(x) @ self._head
 
 
-def _fuse(layer: LlamaDecoderLayer) -> _FusedLayer:
-    attention, mlp = layer.self_attn, layer.mlp
-    query = attention.q_proj.weight * attention.scaling
-    qkv = torch.cat([query, attention.k_proj.weight, attention.v_proj.weight])
-    gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-    return _FusedLayer(
-        qkv=_folded(layer.input_layernorm.weight, qkv),
-        out=attention.o_proj.weight.T,
-        gate_up=_folded(layer.post_attention_layernorm.weight, gate_up),
-        down=mlp.down_proj.weight.T,
-    )
-
-
-def _folded(norm: Float[Tensor, " H"], matrix: Float[Tensor, "O H"]) -> Float[Tensor, "H O"]:
-    """Moves a norm's weight into the matrix that follows it, and transposes."""
-    return (matrix * norm).T.contiguous()
+def _in_order(layer: FusedLayer) -> FusedLayer:
+    """Copies the matrices that fusing made, so that a token reads each from front to back."""
+    return layer._replace(qkv=layer.qkv.contiguous(), gate_up=layer.gate_up.contiguous())
 
 
 def _causal_mask(real: Bool[Tensor, "P S"]) -> Bool[Tensor, "P 1 S S"]:

@@ -14,7 +14,6 @@ from heliostat import Pending, Run, Weights
 from heliostat.actors.environment import Job
 from heliostat.actors.evaluation import Score, merge
 from heliostat.errors import WeightsDiffer
-from heliostat.pool import Ready
 
 _PROMPTS_PER_JOB = 256
 _SAMPLES = 8
@@ -56,7 +55,7 @@ class Examiner:
         while self._pending and (wait or self._pending[0][1].done()):
             weights, pending, reading = self._pending.pop(0)
             scores = pending.result()
-            self._run.log(proven(weights, Ready(scores)).version, reading(scores))
+            self._run.log(proven(weights, scores).version, reading(scores))
 
     def _judged(self, scores: Sequence[Score]) -> dict[str, float]:
         entropies = [score.means["entropy"] for score in scores]
@@ -73,7 +72,7 @@ class Examiner:
             for suffix, temperature in TEMPERATURES.items()
         }
         for suffix, pending in started.items():
-            score = proven(weights, pending)
+            score = proven(weights, pending.result())
             means = {f"{prefix}{name}{suffix}": value for name, value in score.means.items()}
             self.scores |= means
         self.scores[f"{prefix}prompts"] = len(self._rows["test"])
@@ -107,13 +106,13 @@ def _scored(scores: Sequence[Score]) -> dict[str, float]:
     return means | {"eval/version": score.version}
 
 
-def proven(weights: Weights, pending: Pending[list[Score]]) -> Score:
-    """Waits for a score and checks that just these weights earned it.
+def proven(weights: Weights, scores: Sequence[Score]) -> Score:
+    """Merges scores and checks that just these weights earned them.
 
     Raises:
         WeightsDiffer: others did.
     """
-    score = merge(pending.result())
+    score = merge(scores)
     if (score.version, score.key) != (weights.version, weights.key):
         raise WeightsDiffer(
             f"expected a score of version {weights.version}, digest {weights.key}; found one of "

@@ -69,7 +69,7 @@ def packed_logits(model: LlamaForCausalLM, packed: Packed) -> Float[Tensor, "M V
     signed = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
     turn = torch.cat([cos, signed])[:, :, None]
     for layer in decoder.layers:
-        fused = _fuse(cast("LlamaDecoderLayer", layer))
+        fused = fuse(cast("LlamaDecoderLayer", layer))
         qkv = cast("Tensor", _Project.apply(x, fused.qkv, turn, sum(heads), epsilon))
         attended = _attend(qkv, packed, heads)
         x = cast(
@@ -77,10 +77,10 @@ def packed_logits(model: LlamaForCausalLM, packed: Packed) -> Float[Tensor, "M V
             _Advance.apply(x, attended, fused.out, fused.gate_up, fused.down, epsilon),
         )
     last = cast("Tensor", _Normed.apply(F.embedding(packed.scored, x), epsilon))
-    return last @ _folded(decoder.norm.weight, model.lm_head.weight)
+    return last @ folded(decoder.norm.weight, model.lm_head.weight)
 
 
-class _FusedLayer(NamedTuple):
+class FusedLayer(NamedTuple):
     """One block's matrices as [in, out], with the weights of the norms before them in them."""
 
     qkv: Float[Tensor, "H QGGD"]
@@ -89,7 +89,8 @@ class _FusedLayer(NamedTuple):
     down: Float[Tensor, "F H"]
 
 
-def _fuse(layer: LlamaDecoderLayer) -> _FusedLayer:
+def fuse(layer: LlamaDecoderLayer) -> FusedLayer:
+    """Returns a block's matrices; differentiable in its weights."""
     attention, mlp = layer.self_attn, layer.mlp
     qkv = torch.cat(
         [
@@ -99,15 +100,15 @@ def _fuse(layer: LlamaDecoderLayer) -> _FusedLayer:
         ]
     )
     gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-    return _FusedLayer(
-        qkv=_folded(layer.input_layernorm.weight, qkv),
+    return FusedLayer(
+        qkv=folded(layer.input_layernorm.weight, qkv),
         out=attention.o_proj.weight.T,
-        gate_up=_folded(layer.post_attention_layernorm.weight, gate_up),
+        gate_up=folded(layer.post_attention_layernorm.weight, gate_up),
         down=mlp.down_proj.weight.T,
     )
 
 
-def _folded(norm: Float[Tensor, " H"], matrix: Float[Tensor, "O H"]) -> Float[Tensor, "H O"]:
+def folded(norm: Float[Tensor, " H"], matrix: Float[Tensor, "O H"]) -> Float[Tensor, "H O"]:
     """Moves a norm's weight into the matrix that follows it, and transposes."""
     return (matrix * norm).T
 

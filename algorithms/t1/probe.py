@@ -19,13 +19,13 @@ import yaml
 from algorithms.t1.model import TokenScorer
 from algorithms.t1.sampler import Sampling
 from algorithms.t1.scaling import Curve, Summarising, scaling_curve
-from algorithms.t1.tasks import Row, Split, Task, make_policy, make_task, to_tensors
+from algorithms.t1.tasks import Row, Split, Task, held_out, make_policy, make_task, to_tensors
 from algorithms.t1.turn import ADAPTATION, GRID, mean_entropy, turning_point
 from algorithms.t1.workload import T1Recipe
 from heliostat import checkpoint
 from heliostat.errors import UsageError
 from heliostat.folder import RunFolder
-from heliostat.seeding import derive, numpy_generator, torch_generator
+from heliostat.seeding import derive, torch_generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Policy:
         Raises:
             UsageError: the folder holds no recipe, or no such checkpoint; lists those there are.
         """
-        steps = checkpoint_steps(folder)
+        steps = checkpoint.steps(folder.checkpoints)
         wanted = steps[-1] if step is None and steps else step
         if wanted not in steps or not folder.recipe.is_file():
             raise UsageError(
@@ -53,7 +53,7 @@ class Policy:
                 f"steps {steps}; give a run's folder and one of its steps"
             )
         recipe = T1Recipe.from_dict(yaml.safe_load(folder.recipe.read_text()))
-        found, state = checkpoint.load(folder.checkpoints / f"step-{wanted:010d}")
+        found, state = checkpoint.load(checkpoint.path_of(folder.checkpoints, wanted))
         task = make_task(recipe)
         scorer = TokenScorer(make_policy(recipe, task))
         scorer.load_state_dict(state["policy"]["model"])
@@ -61,20 +61,12 @@ class Policy:
 
     def rows(self, split: Split, count: int) -> list[Row]:
         """Returns the same ``count`` held-out problems as ``Problems.held_out``."""
-        rows = self.task.rows(split)
-        order = numpy_generator(0, "held out", split).permutation(len(rows))
-        return [rows[place] for place in order[:count]]
+        return held_out(self.task, split, count)
 
     def sampling(self, temperature: float, copies: int = 1) -> Sampling:
         """Returns how the policy samples to its recipe's limit."""
         end, limit = self.task.end_token, self.recipe.max_new_tokens
         return Sampling(copies, limit, end, temperature=temperature)
-
-
-def checkpoint_steps(folder: RunFolder) -> list[int]:
-    """Returns the steps of a run's checkpoints, ascending."""
-    names = [path.name.removeprefix("step-") for path in folder.checkpoints.glob("step-*")]
-    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def entropy_curve(policy: Policy, prompts: int, grid: Sequence[float] = GRID) -> list[float]:
@@ -133,7 +125,7 @@ def _thinking(options: argparse.Namespace) -> dict[str, object]:
     summariser = Policy.of(folder, options.summariser)
     longest = summariser.recipe.max_new_tokens
     budgets = sorted({longest * part // 8 for part in range(9)})
-    steps = [step for step in checkpoint_steps(folder) if step >= summariser.step]
+    steps = [step for step in checkpoint.steps(folder.checkpoints) if step >= summariser.step]
     return {
         str(step): asdict(
             thinking_curve(Policy.of(folder, step), summariser, budgets, options.prompts)

@@ -16,14 +16,14 @@ from algorithms.t1.aggregate import Voting, best_of_n, majority, pass_at_k
 from algorithms.t1.engines import make_engine
 from algorithms.t1.model import TokenScorer
 from algorithms.t1.sampler import NEVER, Answers, Finish, Pause, Sampling
-from algorithms.t1.tasks import Row, Split, Task, make_policy, make_task, to_tensors
+from algorithms.t1.tasks import Row, Split, Task, held_out, make_policy, make_task, to_tensors
 from algorithms.t1.turn import mean_entropy
 from algorithms.t1.workload import T1Recipe
 from heliostat import Member, Weights, idempotent
 from heliostat.actors.data import Reader, share
 from heliostat.actors.environment import EnvironmentActor, Episodes, Job, Step, play
 from heliostat.actors.evaluation import EvaluationActor, Score
-from heliostat.seeding import numpy_generator, torch_generator
+from heliostat.seeding import torch_generator
 
 
 class Problems(Reader[Row]):
@@ -38,9 +38,7 @@ class Problems(Reader[Row]):
     @idempotent
     def held_out(self, split: Split, count: int) -> list[Row]:
         """Returns ``count`` problems of a split, or all where it has fewer; the same in any run."""
-        rows = self._task.rows(split)
-        order = numpy_generator(0, "held out", split).permutation(len(rows))
-        return [rows[place] for place in order[:count]]
+        return held_out(self._task, split, count)
 
 
 class Answering:

@@ -106,6 +106,13 @@ def make_task(recipe: T1Recipe) -> Task:
     return Countdown(recipe.max_failures, recipe.level)
 
 
+def held_out(task: Task, split: Split, count: int) -> list[Row]:
+    """Returns ``count`` problems of a split, or all where it has fewer; the same in any run."""
+    rows = task.rows(split)
+    order = numpy_generator(0, "held out", split).permutation(len(rows))
+    return [rows[place] for place in order[:count]]
+
+
 def make_policy(recipe: T1Recipe, task: Task) -> PreTrainedModel:
     """Returns the policy before training; the same on every process of a run."""
     if recipe.model:

@@ -40,7 +40,7 @@ def save(folder: Path, step: int, state: Mapping[str, Any], score: float | None 
     Raises:
         TypeError: a leaf is none of the kinds above; the message gives its path in the tree.
     """
-    final = folder / f"step-{step:010d}"
+    final = path_of(folder, step)
     partial = folder / f".partial-{step:010d}-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -129,15 +129,10 @@ def prune(folder: Path, keep: int, newest: int) -> None:
         newest: step of the checkpoint that was just saved. It stays; those of later steps go, for
             they are of a course that the run has left.
     """
-    older: list[Path] = []
-    for path in _finished(folder):
-        if _step(path) > newest:
-            shutil.rmtree(path)
-        elif _step(path) < newest:
-            older.append(path)
-    for path in sorted(older, key=_rank, reverse=True)[keep:]:
-        shutil.rmtree(path)
-    for path in folder.glob(".partial-*"):
+    found = _finished(folder)
+    later = [path for path in found if _step(path) > newest]
+    older = sorted((path for path in found if _step(path) < newest), key=_rank, reverse=True)
+    for path in (*later, *older[keep:], *folder.glob(".partial-*")):
         shutil.rmtree(path)
 
 
@@ -148,8 +143,17 @@ def best(folder: Path) -> Path:
 
 def score_of(folder: Path, step: int) -> float | None:
     """Returns the score that a checkpoint was saved with."""
-    tree = json.loads((folder / f"step-{step:010d}" / _TREE).read_text())
-    return tree["score"]
+    return json.loads((path_of(folder, step) / _TREE).read_text())["score"]
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Returns where the checkpoint of a step is, or would be."""
+    return folder / f"step-{step:010d}"
+
+
+def steps(folder: Path) -> list[int]:
+    """Returns the steps of the checkpoints in a folder, ascending; none is opened."""
+    return sorted(map(_step, _finished(folder)))
 
 
 def _finished(folder: Path) -> list[Path]:

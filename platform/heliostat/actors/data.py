@@ -57,6 +57,11 @@ class _Ahead(Generic[Row]):
     """Place of each row of the answer in the batch, int64 [count]."""
     pending: Pending[list[list[Row]]]
 
+    def rows(self) -> list[Row]:
+        """Waits for the rows and puts them into the order asked for."""
+        rows = [row for part in self.pending.result() for row in part]
+        return [rows[place] for place in self.order]
+
 
 class Stream(Generic[Row]):
     """The learner's reading position in a pool of readers: endless epochs in shuffled order.
@@ -100,8 +105,7 @@ class Stream(Generic[Row]):
             ahead = self._start(self.position, count)
         self.position += count
         self._ahead = self._start(self.position, count)
-        rows = [row for part in ahead.pending.result() for row in part]
-        return [rows[place] for place in ahead.order]
+        return ahead.rows()
 
     def reread(self, start: int, count: int) -> list[Row]:
         """Returns rows ``start … start + count`` of the endless order; the position stays.
@@ -114,9 +118,7 @@ class Stream(Generic[Row]):
                 f"the data of pool {self._pool.name!r} changed while answers to rows {start}…"
                 f"{start + count} were under way; put the old data back, or begin a new run"
             )
-        ahead = self._start(start, count)
-        rows = [row for part in ahead.pending.result() for row in part]
-        return [rows[place] for place in ahead.order]
+        return self._start(start, count).rows()
 
     def state(self) -> dict[str, Any]:
         """Returns the position and what it is a position in, for the checkpoint."""
